@@ -1,0 +1,1 @@
+"""Compilers and their shims, one folder each. No formulas."""

@@ -1,0 +1,56 @@
+"""One kernel launch as a value: it runs on a GPU (or under the interpreter), or is compiled offline for another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kda2.backends.triton import cache
+from kda2.contract import KernelConfig
+
+# Triton publishes a freshly compiled kernel to other threads before it has loaded its code onto the device, and its
+# interpreter keeps the grid position in one global: neither survives two launches at a time.
+_one_at_a_time = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`kernel` over `grid` with `args` by name: tensors, ints, floats, None and the constexprs.
+
+    The tensors may be on the meta device when the launch is only to be compiled.
+    """
+
+    stage: str
+    kernel: Any
+    grid: int
+    args: Mapping[str, Any]
+    config: KernelConfig
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The options of Triton's compiler that the configuration sets."""
+        return {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+
+    def run(self) -> None:
+        """Launch on the current stream of the tensors' device, current or not. An empty grid launches nothing.
+
+        Safe to call from several threads: they take turns for the microseconds of a launch, and wait for a kernel's
+        first compilation.
+        """
+        if self.grid == 0:
+            return
+        cache.ensure_writable()
+        device = next(x.device for x in self.args.values() if isinstance(x, torch.Tensor))
+        with _one_at_a_time:
+            if device.type != "cuda" or device.index == torch.cuda.current_device():
+                self._launch()
+            else:
+                with torch.cuda.device(device):
+                    self._launch()
+
+    def _launch(self) -> None:
+        self.kernel[(self.grid,)](**self.args, **self.options)

@@ -1,0 +1,89 @@
+"""What an implementation can serve, and what a call asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """The answer of a predicate: whether it holds, what was seen, what was wanted, how to mend it."""
+
+    ok: bool
+    observed: str = ""
+    expected: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        sentence = f"{self.observed}, wants {self.expected}" if self.expected else self.observed
+        return f"{sentence}; {self.hint}" if self.hint else sentence
+
+
+@dataclass(frozen=True)
+class Query:
+    """The facts of one call that decide which implementations can serve it.
+
+    `device` is torch's device type, `arch` the compute capability times ten (0 off CUDA), `interpreted` whether
+    Triton's interpreter is on, `needs_grad` whether a gradient is to flow.
+    """
+
+    op: str
+    device: str
+    arch: int
+    interpreted: bool
+    dtype: str
+    K: int
+    V: int
+    needs_grad: bool
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Capability:
+    """The limits of one implementation. `devices` names torch device types; "interpreter" stands for a CPU tensor
+    under Triton's interpreter."""
+
+    devices: frozenset[str]
+    dtypes: frozenset[str]
+    backward: bool
+    min_arch: int = 0
+    max_K: int | None = None
+    max_V: int | None = None
+    deterministic: bool = True
+
+    def check(self, query: Query) -> Check:
+        """The first limit that `query` exceeds, or an ok."""
+        return next((c for c in self._checks(query) if not c.ok), Check(True))
+
+    def _checks(self, q: Query) -> list[Check]:
+        device = "interpreter" if q.device == "cpu" and q.interpreted and "cpu" not in self.devices else q.device
+        wanted = " or ".join(sorted(self.devices))
+        return [
+            Check(device in self.devices, f"tensors are on {q.device}", wanted),
+            Check(
+                device != "cuda" or q.arch >= self.min_arch,
+                f"compute capability {q.arch / 10}",
+                f"{self.min_arch / 10} or newer",
+            ),
+            Check(q.dtype in self.dtypes, f"dtype {q.dtype}", ", ".join(sorted(self.dtypes))),
+            Check(self.max_K is None or q.K <= self.max_K, f"K = {q.K}", f"at most {self.max_K}"),
+            Check(self.max_V is None or q.V <= self.max_V, f"V = {q.V}", f"at most {self.max_V}"),
+            Check(
+                self.backward or not q.needs_grad,
+                "an input requires grad",
+                "no gradient",
+                "it has no backward: call it under torch.no_grad(), or use impl='torch'",
+            ),
+            Check(self.deterministic or not q.deterministic, "deterministic=True", "deterministic=False"),
+        ]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A named implementation of an op. `load` imports it and returns the function that takes the checked call."""
+
+    name: str
+    capability: Capability
+    load: Callable[[], Callable[[Any], Any]]
