@@ -29,7 +29,13 @@ def _agrees(when: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
 
 def lookup(op: str, impl: str, stage: str, key: Mapping[str, Any]) -> KernelConfig:
     """The configuration of `stage` for `key`."""
+    return _lookup(op, impl, stage, tuple(key.items()))
+
+
+@functools.cache
+def _lookup(op: str, impl: str, stage: str, items: tuple[tuple[str, Any], ...]) -> KernelConfig:
+    key = dict(items)
     for row in rows(op, impl):
         if row["stage"] == stage and _agrees(row["when"], key):
             return KernelConfig.from_dict(row["config"])
-    raise LookupError(f"table {op}/{impl}.json has no row of stage {stage!r} for {dict(key)}")
+    raise LookupError(f"table {op}/{impl}.json has no row of stage {stage!r} for {key}")

@@ -35,7 +35,7 @@ def kda(call: Call, chunk: int = CHUNK, operand: torch.dtype | None = None) -> t
             changed.append(Vn)
             S = S.index_copy(0, active, after)
         if before:
-            read = output(torch.cat(before), torch.cat(changed), factors, operand)
+            read = output(torch.cat(before), torch.cat(changed), factors.Qd, q, k, g, operand)
             valid = rows >= 0
             o = o.index_copy(0, rows[valid], read.transpose(1, 2)[valid])
     return o.view_as(call.v).to(call.v.dtype), last_state(call, S)

@@ -1,8 +1,9 @@
 """The three stages of chunked KDA on batches of chunks [..., C, K]: `prepare`, `state`, `output`.
 
-    Kd = k*exp(G)   Qd = q*exp(G)   Kr = k*exp(G_C - G)          G = inclusive cumsum of g in the chunk
-    A  = strict_tril(diag(beta) Kd Ki^T)    Tm = (I + A)^-1 diag(beta)    W = Tm Kd    U = Tm v
-    Vn = U - W S       S' = diag(exp(G_C)) S + Kr^T Vn       o = Qd S + tril(Qd Ki^T) Vn
+    prepare   Qd = q*exp(G)   Kd = k*exp(G)   Kr = k*exp(G_C - G)   A = strict_tril(diag(beta) Kd Ki^T)
+              Tm = (I + A)^-1 diag(beta)   W = Tm Kd   U = Tm v        G = inclusive cumsum of g in the chunk
+    state     Vn = U - W S   S' = diag(exp(G_C)) S + Kr^T Vn
+    output    o = Qd S + tril(Qd Ki^T) Vn
 
 Source: Kimi Linear (arXiv 2510.26692), section on chunkwise parallel form. No exponent is ever a difference of
 prefix sums: every decay is the sum of a segment, so unbounded gates lose nothing and resets give no NaN.
@@ -26,7 +27,6 @@ class Factors(NamedTuple):
     U: Tensor  # [..., C, V]
     Qd: Tensor  # [..., C, K]
     Kr: Tensor  # [..., C, K]
-    Aqk: Tensor  # [..., C, C], lower triangle
     decay: Tensor  # [..., K], exp(G_C)
 
 
@@ -74,9 +74,8 @@ def prepare(
     Tm = torch.linalg.solve_triangular(A, torch.diag_embed(beta), upper=False, unitriangular=True)
     Tm = Tm if keep_Tm else rounded(Tm, operand)
     W, U = Tm @ rounded(k * decay_to, operand), Tm @ rounded(v, operand)
-    Aqk = decayed_scores(q, k, g, operand)
-    W, U, Qd, Kr, Aqk = (rounded(x, operand) for x in (W, U, q * decay_to, k * decay_from, Aqk))
-    return Factors(W, U, Qd, Kr, Aqk, decay_to[..., -1, :])
+    W, U, Qd, Kr = (rounded(x, operand) for x in (W, U, q * decay_to, k * decay_from))
+    return Factors(W, U, Qd, Kr, decay_to[..., -1, :])
 
 
 def state(S: Tensor, f: Factors, operand: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
@@ -85,6 +84,8 @@ def state(S: Tensor, f: Factors, operand: torch.dtype | None = None) -> tuple[Te
     return Vn, f.decay[..., None] * S + f.Kr.mT @ Vn
 
 
-def output(S: Tensor, Vn: Tensor, f: Factors, operand: torch.dtype | None = None) -> Tensor:
-    """o [..., C, V] of a chunk from the state before it."""
-    return f.Qd @ rounded(S, operand) + f.Aqk @ Vn
+def output(
+    S: Tensor, Vn: Tensor, Qd: Tensor, q: Tensor, k: Tensor, g: Tensor, operand: torch.dtype | None = None
+) -> Tensor:
+    """o [..., C, V] of a chunk from the state S [..., K, V] before it; q, k, g, Qd [..., C, K]."""
+    return Qd @ rounded(S, operand) + rounded(decayed_scores(q, k, g, operand), operand) @ Vn

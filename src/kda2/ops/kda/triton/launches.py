@@ -91,37 +91,40 @@ def plan(call: Call, configs: Configs | None = None) -> Planned:
     final = empty(*call.state_shape, dtype=call.state_dtype) if call.output_final_state else None
     W, Qd, Kr = (empty(slots, HV, BT, K) for _ in range(3))
     # the state stage overwrites U with Vn
-    U, Aqk, S = empty(slots, HV, V, BT), empty(slots, HV, BT, BT), empty(slots, HV, V, K)
+    U, S = empty(slots, HV, V, BT), empty(slots, HV, V, K)
     decay = empty(slots, HV, K, dtype=torch.float32)
 
     shared = {
         "p_cu": call.cu_seqlens, "T": T, "N": N, "HV": HV, "K": K, "V": V, "BT": BT,
         "IS_PACKED": is_packed, "PRECISION": key["precision"],
     }  # fmt: skip
-    prepare = _prepare_args(call, min(anchored_block(call.options, key["precision"]), BT))
+
+    def tiles(stage: str, **bounds: int) -> dict[str, int]:
+        return {name: min(configs[stage].tiles.get(name, bound), bound) for name, bound in bounds.items()}
+
+    block = min(anchored_block(call.options, key["precision"]), BT)
+    work = {"p_W": W, "p_U": U, "p_Kr": Kr, "p_decay": decay}
+    prepare = {
+        **shared, **work, **tiles("prepare", BK=padded(K), BV=padded(V)), "p_Qd": Qd, **_prepare_args(call, block)
+    }  # fmt: skip
     state = {
+        **shared, **work, **tiles("state", BK=padded(K), BV=padded(V)), "p_S": S,
         "p_first": call.initial_state, "HAS_FIRST": call.initial_state is not None,
         "p_last": final, "STORE_LAST": final is not None,
         **_state_strides("first", call.initial_state, call.options), **_state_strides("last", final, call.options),
     }  # fmt: skip
-    BVs, tiles = {}, {}
-    for stage, BK in (("prepare", True), ("state", False), ("output", True)):
-        BVs[stage] = min(configs[stage].tiles["BV"], padded(V))
-        # the state stage holds all channels of a value column
-        BK_max = configs[stage].tiles["BK"] if BK else padded(K)
-        tiles[stage] = {"BV": BVs[stage], "BK": min(BK_max, padded(K))}
-    work = {"p_W": W, "p_U": U, "p_Kr": Kr, "p_decay": decay}
-    prepare |= {**shared, **tiles["prepare"], **work, "p_Qd": Qd, "p_Aqk": Aqk}
-    state |= {**shared, **tiles["state"], **work, "p_S": S}
-    output = {**shared, **tiles["output"], "p_Qd": Qd, "p_Aqk": Aqk, "p_Vn": U, "p_S": S, "p_o": o}
-    output |= _strides("o", o, "bthd")
+    output = {
+        **shared, **tiles("output", BK=padded(K), BS=padded(K), BV=padded(V)), **_score_args(call, block),
+        "p_Qd": Qd, "p_Vn": U, "p_S": S, "p_o": o, **_strides("o", o, "bthd"),
+        "ALIGN": _alignment(call.q, call.k, call.g, o),
+    }  # fmt: skip
     # one slot more than chunks: the tokens behind the last sequence, whose o is written too
     output_slots = slots + 1 if is_packed else slots
     return Planned(
         [
             Launch("prepare", kda_prepare, slots * HV, prepare, configs["prepare"]),
-            Launch("state", kda_state, N * HV * -(-V // BVs["state"]), state, configs["state"]),
-            Launch("output", kda_output, output_slots * HV * -(-V // BVs["output"]), output, configs["output"]),
+            Launch("state", kda_state, N * HV * -(-V // int(state["BV"])), state, configs["state"]),
+            Launch("output", kda_output, output_slots * HV * -(-V // int(output["BV"])), output, configs["output"]),
         ],
         o,
         final,
@@ -130,10 +133,18 @@ def plan(call: Call, configs: Configs | None = None) -> Planned:
 
 def _prepare_args(call: Call, block: int) -> dict[str, Any]:
     return {
-        "p_q": call.q, "p_k": call.k, "p_v": call.v, "p_g": call.g, "p_beta": call.beta,
-        **_strides("q", call.q, "bthd"), **_strides("k", call.k, "bthd"), **_strides("v", call.v, "bthd"),
-        **_strides("g", call.g, "bthd"), **_strides("beta", call.beta, "bth"), **_option_args(call.options),
-        "H": call.q.shape[2], "BC": block, "ALIGN": _alignment(call.q, call.k, call.v, call.g),
+        **_score_args(call, block), **_beta_args(call.options), "p_v": call.v, "p_beta": call.beta,
+        **_strides("v", call.v, "bthd"), **_strides("beta", call.beta, "bth"),
+        "ALIGN": _alignment(call.q, call.k, call.v, call.g),
+    }  # fmt: skip
+
+
+def _score_args(call: Call, block: int) -> dict[str, Any]:
+    """What both stages that form scores take."""
+    return {
+        "p_q": call.q, "p_k": call.k, "p_g": call.g, **_gate_args(call.options), "scale": call.options.scale,
+        **_strides("q", call.q, "bthd"), **_strides("k", call.k, "bthd"), **_strides("g", call.g, "bthd"),
+        "USE_L2NORM": call.options.qk_l2norm, "H": call.q.shape[2], "BC": block,
     }  # fmt: skip
 
 
@@ -152,7 +163,8 @@ def step_launch(call: StepCall, o: Tensor, new: Tensor, config: KernelConfig | N
         **_strides("q", call.q, "bhd"), **_strides("k", call.k, "bhd"), **_strides("v", call.v, "bhd"),
         **_strides("g", call.g, "bhd"), **_strides("beta", call.beta, "bh"), **_strides("o", o, "bhd"),
         **_state_strides("state", call.state, call.options), **_state_strides("new", new, call.options),
-        **_option_args(call.options),
+        **_gate_args(call.options), **_beta_args(call.options), "scale": call.options.scale,
+        "USE_L2NORM": call.options.qk_l2norm,
         "H": H, "HV": HV, "K": K, "V": V, "BK": padded(K), "BV": BV, "HAS_INDEX": index is not None,
     }  # fmt: skip
     return Launch("step", kda_step, B * HV * -(-V // BV), args, config)
@@ -177,13 +189,15 @@ def _state_strides(name: str, state: Tensor | None, options: Options) -> dict[st
     return dict.fromkeys((f"s_{name}_{axis}" for axis in axes), 0) if state is None else _strides(name, state, axes)
 
 
-def _option_args(options: Options) -> dict[str, Any]:
+def _gate_args(options: Options) -> dict[str, Any]:
     gate = options.gate
     A_stride = 0 if gate.A_log is None else gate.A_log.stride(0)
     dt_h, dt_d = (0, 0) if gate.dt_bias is None else gate.dt_bias.stride()
     return {
         "p_A_log": gate.A_log, "p_dt_bias": gate.dt_bias, "s_A": A_stride, "s_dt_h": dt_h, "s_dt_d": dt_d,
-        "scale": options.scale, "lower_bound": gate.lower_bound or 0.0, "beta_scale": options.beta_scale,
-        "GATE": gate.kind, "HAS_BIAS": gate.dt_bias is not None,
-        "USE_L2NORM": options.qk_l2norm, "USE_SIGMOID": options.beta_sigmoid,
+        "lower_bound": gate.lower_bound or 0.0, "GATE": gate.kind, "HAS_BIAS": gate.dt_bias is not None,
     }  # fmt: skip
+
+
+def _beta_args(options: Options) -> dict[str, Any]:
+    return {"beta_scale": options.beta_scale, "USE_SIGMOID": options.beta_sigmoid}

@@ -1,0 +1,24 @@
+"""The command tree: one thin function a command, in a module named like it."""
+
+from __future__ import annotations
+
+import typer
+
+from kda2.cli import ledger, records
+from kda2.cli.bench import bench
+from kda2.cli.doctor import doctor
+from kda2.cli.run import run
+
+app = typer.Typer(
+    name="kda2",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Kimi Delta Attention kernels: verify, inspect, measure. Exit codes: 0 all well; 1 a verdict or check failed; "
+    "2 bad usage; 3 an optional package is missing; 130 stopped.",
+)
+app.command()(run)
+app.command()(bench)
+app.command()(doctor)
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(records.app, name="records")

@@ -1,0 +1,94 @@
+"""`kda2 bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+
+from kda2 import device
+from kda2.cli.common import FAILED, command, out
+from kda2.errors import InvalidValue
+from kda2.workbench.profiler import cold as cold_start
+from kda2.workbench.profiler.bench import Plan, Writer, run
+from kda2.workbench.profiler.suites import Suite, case_name, load_suite, select
+from kda2.workbench.profiler.table import results_table
+from kda2.workbench.records import BenchRecord
+
+
+@command
+def bench(
+    suite: Annotated[
+        str, typer.Argument(help="A suite under benchmarks/suites (kda-prefill, kda-step), or a TOML file.")
+    ],
+    folder: Annotated[Path, typer.Option("--out", help="Where <suite>.jsonl is appended.")],
+    cases: Annotated[str | None, typer.Option(help="Regular expression over names such as H64-8192-strong.")] = None,
+    gates: Annotated[str | None, typer.Option(help="Comma-separated gate regimes: strong, weak, mixed, none.")] = None,
+    impls: Annotated[str | None, typer.Option(help="Comma-separated, e.g. triton,fla,flash_kda,cudnn.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Timed calls per case; p95 needs 1000.")] = None,
+    where: Annotated[str, typer.Option("--device", help="cuda, cuda:1, or cpu (small cases only).")] = "cuda",
+    cold: Annotated[
+        bool, typer.Option(help="Time the first call in a new process with an empty kernel cache.")
+    ] = False,
+) -> None:
+    """Measure a suite: correctness first, then latency, all implementations in one interleaved run."""
+    wanted, target = load_suite(suite), _device(where)
+    if target is None:
+        out.print("No CUDA device here: nothing is measured. (--device cpu times small cases on the CPU.)")
+        return
+    plan = _plan(wanted, cases, gates, impls, samples, target)
+    write, records = Writer(folder, plan.suite.suite), []
+    try:
+        for record in _records(plan, cold):
+            write(record)
+            records.append(record)
+            _progress(record)
+    finally:
+        if records:
+            out.print(results_table(records, plan.impls))
+            out.print(f"{len(records)} records in {write.path}")
+    if not any(r.status == "ok" for r in records):
+        raise typer.Exit(FAILED)
+
+
+def _records(plan: Plan, cold: bool) -> Iterator[BenchRecord]:
+    return (cold_start.run if cold else run)(plan, out.print)
+
+
+def _device(name: str) -> torch.device | None:
+    """The device to measure on; None if it is a GPU and there is none."""
+    try:
+        target = torch.device(name)
+    except RuntimeError as e:
+        raise InvalidValue("--device", "cuda, cuda:<index> or cpu", repr(name)) from e
+    if target.type == "cpu":
+        return target
+    count = len(device.gpus())
+    if count and (target.index or 0) >= count:
+        raise InvalidValue("--device", f"one of {count} CUDA devices", repr(name))
+    return torch.device("cuda", target.index or 0) if count else None
+
+
+def _plan(
+    suite: Suite, cases: str | None, gates: str | None, impls: str | None, samples: int | None, target: torch.device
+) -> Plan:
+    regimes = _split(gates)
+    known = ("strong", "weak", "mixed", "none")
+    if unknown := [g for g in regimes or () if g not in known]:
+        raise InvalidValue("--gates", f"among {known}", repr(unknown[0]))
+    chosen = select(suite.cases(regimes), cases)
+    names = tuple(f"kda2:{n}" if n in ("triton", "torch", "reference") else n for n in _split(impls) or suite.impls)
+    return Plan(suite, tuple(chosen), names, samples or suite.samples, target)
+
+
+def _split(text: str | None) -> tuple[str, ...] | None:
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else None
+
+
+def _progress(r: BenchRecord) -> None:
+    what = f"{r.median_us:9.1f} us" if r.median_us else escape(r.status)
+    out.print(f"  {case_name(r.case):<44} {r.impl:<14} {what}", highlight=False)

@@ -1,0 +1,42 @@
+"""Testing KDA implementations, yours or ours: input makers, probe families, an oracle, comparators, test suites.
+
+    from functools import partial
+    from kda2.testing import Problem, verify
+    print(verify(partial(kda2.kda, impl="torch"), "repeated_keys", Problem(T=200)))
+
+The conformance suites need pytest and are imported when first named.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kda2.testing.compare import Comparison, compare, error, rms
+from kda2.testing.families import FAMILIES, Family, family
+from kda2.testing.inputs import Problem, as_step, make, make_step, offsets
+from kda2.testing.memory import Guarded, fenced_memory, fingerprint, guarded, poison, poisoned_memory
+from kda2.testing.oracle import checked, checked_step, oracle, same_roundings, upcast
+from kda2.testing.verify import Verdict, judge, judge_step, verify
+
+if TYPE_CHECKING:
+    from kda2.testing.conformance import KdaConformance
+    from kda2.testing.step_conformance import KdaStepConformance
+
+_SUITES = {
+    "KdaConformance": "kda2.testing.conformance",
+    "KdaStepConformance": "kda2.testing.step_conformance",
+}
+
+__all__ = [
+    "FAMILIES", "Comparison", "Family", "Guarded", "KdaConformance", "KdaStepConformance", "Problem", "Verdict",
+    "as_step", "checked", "checked_step", "compare", "error", "family", "fenced_memory", "fingerprint", "guarded",
+    "judge", "judge_step", "make", "make_step", "offsets", "oracle", "poison", "poisoned_memory", "rms",
+    "same_roundings", "upcast", "verify",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SUITES:
+        raise AttributeError(f"module 'kda2.testing' has no attribute {name!r}")
+    return getattr(import_module(_SUITES[name]), name)

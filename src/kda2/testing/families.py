@@ -1,0 +1,196 @@
+"""Probe families: inputs that each kind of mistake fails on. `verify` in this package judges an implementation on them.
+
+A family takes a base `Problem` (sizes, dtype, device, seed) and builds the arguments of `kda2.kda`. To add one, write
+such a function here (or anywhere: it registers when imported) under `@family(name, probes=...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kda2.errors import InvalidValue
+from kda2.testing.inputs import SHUT, Problem, make
+
+Builder = Callable[[Problem], dict[str, Any]]
+Judge = Literal["tolerance", "same_roundings"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A named kind of input. `probes` says which mistake it finds.
+
+    `judge`: held to the op's tolerance, or to twice the error of a reference with the same roundings. `spoilt`: the
+    sequence whose inputs are NaN, which is not compared.
+    """
+
+    name: str
+    probes: str
+    build: Builder
+    judge: Judge = "tolerance"
+    spoilt: int | None = None
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def family(
+    name: str, *, probes: str, judge: Judge = "tolerance", spoilt: int | None = None
+) -> Callable[[Builder], Builder]:
+    """Register the decorated builder as the family `name`."""
+
+    def register(build: Builder) -> Builder:
+        if name in FAMILIES:
+            raise InvalidValue("name", "a new family's name", repr(name))
+        FAMILIES[name] = Family(name, probes, build, judge, spoilt)
+        return build
+
+    return register
+
+
+def _rng(p: Problem) -> torch.Generator:
+    return torch.Generator().manual_seed(p.seed + 0x5EED)
+
+
+def _log_gate(p: Problem, g: Tensor, **changes: Any) -> dict[str, Any]:
+    """`p` with the log decay `g` [B, T, HV, K]."""
+    kwargs = make(replace(p, gate="log", **changes))
+    return {**kwargs, "g": g.to(kwargs["g"].dtype).to(kwargs["g"].device)}
+
+
+def _gate_shape(p: Problem) -> tuple[int, int, int, int]:
+    return (*p.rows, p.HV, p.K)
+
+
+@family("random", probes="the formula itself")
+def random(p: Problem) -> dict[str, Any]:
+    return make(p)
+
+
+@family("saturated_gate", probes="exponents of a whole chunk at the bound: exp(-G) overflows")
+def saturated_gate(p: Problem) -> dict[str, Any]:
+    kwargs = make(replace(p, gate="bounded"))
+    return {**kwargs, "g": torch.full_like(kwargs["g"], -SHUT)}
+
+
+@family("no_decay", probes="errors that pile up in a state that never forgets")
+def no_decay(p: Problem) -> dict[str, Any]:
+    return make(replace(p, regime="none"))
+
+
+@family("weak_gate", probes="memory over many chunks, as trained models have it")
+def weak_gate(p: Problem) -> dict[str, Any]:
+    return make(replace(p, regime="weak"))
+
+
+@family("random_depth_gate", probes="decays from 1e-4 to 20 side by side: differences of prefix sums cancel")
+def random_depth_gate(p: Problem) -> dict[str, Any]:
+    depth = torch.empty(_gate_shape(p)).uniform_(-9.2, 3.0, generator=_rng(p))
+    return _log_gate(p, -depth.exp())
+
+
+@family("deep_gate", probes="log decays of -1000 among ordinary ones: inf * 0 and lost small terms")
+def deep_gate(p: Problem) -> dict[str, Any]:
+    rng = _rng(p)
+    deep = torch.rand(_gate_shape(p), generator=rng) < 0.1
+    return _log_gate(p, torch.where(deep, -1000.0, -torch.rand(_gate_shape(p), generator=rng)))
+
+
+@family("reset_log", probes="log decay -inf, per channel and for whole tokens: inf - inf")
+def reset_log(p: Problem) -> dict[str, Any]:
+    return _log_gate(p, torch.where(_resets(p), -torch.inf, -0.1 * torch.rand(_gate_shape(p), generator=_rng(p))))
+
+
+@family("reset_softplus", probes="softplus gate activations of +inf: inf * 0 and inf - inf")
+def reset_softplus(p: Problem) -> dict[str, Any]:
+    kwargs = make(replace(p, gate="softplus", regime="weak"))
+    return {**kwargs, "g": kwargs["g"].masked_fill(_resets(p).to(kwargs["g"].device), torch.inf)}
+
+
+def _resets(p: Problem) -> Tensor:
+    """Single channels at random, and a document boundary (every channel) at random tokens."""
+    rng = _rng(p)
+    channels = torch.rand(_gate_shape(p), generator=rng) < 0.03
+    boundaries = torch.rand(*p.rows, 1, 1, generator=rng) < 0.03
+    return channels.logical_or(boundaries)
+
+
+@family("repeated_keys", probes="one unit key, beta 1, no decay: the worst inverse", judge="same_roundings")
+def repeated_keys(p: Problem) -> dict[str, Any]:
+    return _keys(p, 0.0)
+
+
+@family("near_collinear_keys", probes="keys 1e-3 apart: truncated or 16-bit inverses", judge="same_roundings")
+def near_collinear_keys(p: Problem) -> dict[str, Any]:
+    return _keys(p, 1e-3)
+
+
+def _keys(p: Problem, spread: float) -> dict[str, Any]:
+    """Per head one unit key plus `spread` times noise; beta 1, no decay."""
+    kwargs = make(replace(p, regime="none", qk_l2norm=False, beta_sigmoid=False, neg_eigval=False))
+    return {**kwargs, "k": _similar_keys(p, spread, kwargs["k"]), "beta": torch.ones_like(kwargs["beta"])}
+
+
+def _similar_keys(p: Problem, spread: float, like: Tensor) -> Tensor:
+    rng = _rng(p)
+    key, noise = torch.randn(1, 1, p.H, p.K, generator=rng), torch.randn(like.shape, generator=rng)
+    keys = key / key.norm(dim=-1, keepdim=True) + spread * noise
+    unit: Tensor = keys / keys.norm(dim=-1, keepdim=True)
+    return unit.to(like.dtype).to(like.device)
+
+
+@family("repeated_keys_neg_eigval", probes="one unit key, beta near 2: (I + A)^-1 needs more than 16 bits",
+        judge="same_roundings")  # fmt: skip
+def repeated_keys_neg_eigval(p: Problem) -> dict[str, Any]:
+    kwargs = make(replace(p, regime="none", qk_l2norm=False, beta_sigmoid=True, neg_eigval=True))
+    return {**kwargs, "k": _similar_keys(p, 0.0, kwargs["k"]), "beta": torch.full_like(kwargs["beta"], 5.0)}
+
+
+@family("unnormalised_keys", probes="key norms from 0.05 to 1.3 without l2norm")
+def unnormalised_keys(p: Problem) -> dict[str, Any]:
+    kwargs = make(replace(p, qk_l2norm=False))
+    norms = torch.empty(*p.rows, p.H, 1).uniform_(0.05, 1.3, generator=_rng(p))
+    return {**kwargs, "k": (kwargs["k"].float() * norms.to(kwargs["k"].device)).to(p.dtype)}
+
+
+@family("one_token", probes="T = 1: everything is padding but one row")
+def one_token(p: Problem) -> dict[str, Any]:
+    return make(replace(p, lengths=None, T=1))
+
+
+@family("chunk_edges", probes="lengths one short of a tile, exactly one, and one more")
+def chunk_edges(p: Problem) -> dict[str, Any]:
+    return make(replace(p, lengths=(15, 16, 17, 31, 32, 33, 63, 64, 65), regime="weak"))
+
+
+@family("ragged", probes="empty sequences and sequences of one token among others; tokens past the last offset")
+def ragged(p: Problem) -> dict[str, Any]:
+    return make(replace(p, lengths=(0, 37, 1, 0, 130, 5, 0), tail=3, regime="weak"))
+
+
+@family("all_empty", probes="a batch of empty sequences: final state = initial state")
+def all_empty(p: Problem) -> dict[str, Any]:
+    return make(replace(p, lengths=(0, 0, 0)))
+
+
+@family("nan_neighbour", probes="NaN and inf in one sequence, none in its neighbours", spoilt=1)
+def nan_neighbour(p: Problem) -> dict[str, Any]:
+    lengths = (37, 21, 70)
+    kwargs = make(replace(p, lengths=lengths, state=p.state or torch.float32))
+    inside = slice(lengths[0], lengths[0] + lengths[1])
+    for name in ("q", "k", "v", "g", "beta"):
+        kwargs[name] = kwargs[name].clone()
+        kwargs[name][:, inside] = torch.nan
+    kwargs["v"][:, inside][:, ::3] = torch.inf
+    kwargs["initial_state"][1] = torch.nan
+    return kwargs
+
+
+@family("large_state", probes="an initial state of RMS 100: v - S^T k cancels", judge="same_roundings")
+def large_state(p: Problem) -> dict[str, Any]:
+    kwargs = make(replace(p, state=p.state or torch.float32, regime="weak"))
+    return {**kwargs, "initial_state": 100 * kwargs["initial_state"]}

@@ -1,0 +1,188 @@
+"""Captured calls of `kda2.kda`: recorded from a running model, kept in a safetensors file, described in numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import kda2
+from kda2.errors import InvalidValue
+from kda2.ops.kda.gate import RESET, Gate, log_decay
+from kda2.testing import checked
+from kda2.workbench import extras
+from kda2.workbench.profiler.environment import checkout, file_hash
+
+SCHEMA = 1
+TENSORS = ("q", "k", "v", "g", "beta", "initial_state", "cu_seqlens")
+_OPTIONS = ("scale", "qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "state_layout")
+_QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+_BINS = 40
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One call: `kwargs` as `kda2.kda` takes them, and where it came from."""
+
+    kwargs: dict[str, Any]
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checked(self.kwargs)  # a capture that kda2 itself would refuse is refused here, with the same words
+
+    @property
+    def gate(self) -> Gate:
+        gate: Gate = self.kwargs["gate"]
+        return gate
+
+    def to(self, device: torch.device | str) -> Capture:
+        """The same call with its tensors on `device`."""
+        moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.kwargs.items()}
+        gate = self.gate
+        A_log, dt_bias = (x if x is None else x.to(device) for x in (gate.A_log, gate.dt_bias))
+        return Capture({**moved, "gate": replace(gate, A_log=A_log, dt_bias=dt_bias)}, self.origin)
+
+    def first(self, tokens: int) -> Capture:
+        """The call on the first tokens of each row; a packed call is left whole."""
+        if self.kwargs.get("cu_seqlens") is not None or tokens >= self.kwargs["q"].shape[1]:
+            return self
+        cut = {name: self.kwargs[name][:, :tokens] for name in ("q", "k", "v", "g", "beta")}
+        return Capture({**self.kwargs, **cut}, self.origin)
+
+    def options(self) -> dict[str, Any]:
+        """The call's options that are plain values, defaults filled in."""
+        call = checked(self.kwargs)
+        filled = {name: getattr(call.options, name) for name in _OPTIONS}
+        return filled | {"output_final_state": call.output_final_state}
+
+    def facts(self) -> dict[str, Any]:
+        """Sizes, options and the gate's regime, as plain data. The half-life of a channel is the number of tokens in
+        which its state halves; quantiles and histogram are over all tokens, heads and channels."""
+        q, v = self.kwargs["q"], self.kwargs["v"]
+        B, T, H, K = q.shape
+        cu = self.kwargs.get("cu_seqlens")
+        return {
+            "batch": B, "tokens": T, "heads": H, "value_heads": v.shape[2], "K": K, "V": v.shape[3],
+            "sequences": B if cu is None else cu.numel() - 1,
+            "dtype": str(q.dtype).removeprefix("torch."),
+            "gate": self.gate.kind, "lower_bound": self.gate.lower_bound,
+            **self.options(),
+            "regime": self._regime(),
+            "origin": self.origin,
+        }  # fmt: skip
+
+    def _regime(self) -> dict[str, Any]:
+        decay = log_decay(self.kwargs["g"], self.gate, torch.float64).flatten()
+        resets = int((decay <= RESET).sum())
+        decay = decay[decay > RESET]
+        if not decay.numel():
+            return {"resets": resets}
+        at = torch.tensor(_QUANTILES, dtype=torch.float64)
+        depth = torch.quantile(decay[:: max(1, decay.numel() // 1_000_000)], at)  # quantile() takes 16 M elements
+        half_life = (-torch.log(torch.tensor(2.0, dtype=torch.float64)) / depth.clamp(max=-1e-12)).tolist()
+        exponent = torch.log10((-decay).clamp(min=1e-12))
+        counts, edges = torch.histogram(exponent.float(), bins=_BINS)
+        return {
+            "log_decay": _named(depth.tolist()),
+            "half_life_tokens": _named(half_life),
+            "resets": resets,
+            "histogram": {"log10_of_minus_log_decay": edges.tolist(), "count": [int(c) for c in counts.tolist()]},
+        }
+
+    def save(self, path: Path) -> str:
+        """Write the capture; returns the file's SHA-256."""
+        tensors = {name: self.kwargs[name] for name in TENSORS if self.kwargs.get(name) is not None}
+        learned = {"A_log": self.gate.A_log, "dt_bias": self.gate.dt_bias}
+        tensors |= {name: x for name, x in learned.items() if x is not None}
+        about = {
+            "schema": SCHEMA,
+            "options": self.options(),
+            "gate": {"kind": self.gate.kind, "lower_bound": self.gate.lower_bound},
+            "facts": self.facts(),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files = extras.load("safetensors.torch", "a capture file")
+        plain = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
+        files.save_file(plain, path, metadata={"kda2": json.dumps(about)})
+        return file_hash(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Capture:
+        """Read what `save` wrote. Raises `InvalidValue` naming what is missing or wrong."""
+        files = extras.load("safetensors", "a capture file")
+        try:
+            with files.safe_open(path, framework="pt") as f:
+                about = json.loads((f.metadata() or {})["kda2"])
+                tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a mapping
+        except FileNotFoundError as e:
+            raise InvalidValue("--inputs", "a capture file", f"{path}, which does not exist") from e
+        except (KeyError, ValueError, files.SafetensorError) as e:
+            fix = "captures are written by kda2 run and by Capture.save"
+            raise InvalidValue("--inputs", "a safetensors file with kda2's metadata", f"{path}: {e!r}", fix) from e
+        if missing := [name for name in ("q", "k", "v", "g", "beta") if name not in tensors]:
+            raise InvalidValue("--inputs", "a capture with q, k, v, g and beta", f"{path} without {missing}")
+        gate = Gate(about["gate"]["kind"], tensors.get("A_log"), tensors.get("dt_bias"), about["gate"]["lower_bound"])
+        kwargs = {name: tensors[name] for name in TENSORS if name in tensors}
+        return cls({**kwargs, **about["options"], "gate": gate}, about["facts"]["origin"])
+
+
+def _named(values: list[float]) -> dict[str, float]:
+    return {f"p{100 * q:g}": value for q, value in zip(_QUANTILES, values, strict=True)}
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[Capture]]:
+    """Inside, every call of `kda2.kda` (by that name, as models write it) is also kept as a `Capture`."""
+    original = kda2.kda
+    calls: list[Capture] = []
+
+    def recorder(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Any:
+        kept = {name: x for name, x in options.items() if name not in ("impl", "deterministic")}
+        kept["gate"] = kept.get("gate", Gate.log())
+        tensors = dict(zip(("q", "k", "v", "g", "beta"), (x.detach() for x in (q, k, v, g, beta)), strict=True))
+        calls.append(Capture({**tensors, **kept}))
+        return original(q, k, v, g, beta, **options)
+
+    with mock.patch.object(kda2, "kda", recorder):
+        yield calls
+
+
+def from_example(tokens: int, gate: str) -> Capture:
+    """Run the example layer over its text and keep the call it makes, with a final state asked for.
+
+    The layer is an example of using kda2, so it lives with the examples and not in the package; an installed kda2
+    has no examples and needs a capture file.
+    """
+    layer, x = _example().build(tokens=tokens, gate=gate)
+    with torch.no_grad(), recording() as calls:
+        layer(x, impl="torch")
+    text = _example().TEXT
+    origin = {
+        "layer": "examples/kda_layer.py, random weights, seed 0",
+        "text": text.name,
+        "text_sha256": file_hash(text),
+    }
+    return Capture({**calls[0].kwargs, "output_final_state": True}, origin)
+
+
+def _example() -> ModuleType:
+    root = checkout()
+    path = None if root is None else root / "examples" / "kda_layer.py"
+    if path is None or not path.exists():
+        raise InvalidValue(
+            "--inputs", "given, as this kda2 has no examples beside it", "nothing", "pass a capture file"
+        )
+    spec = importlib.util.spec_from_file_location("kda2_example_layer", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

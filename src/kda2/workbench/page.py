@@ -1,0 +1,195 @@
+"""benchmarks/README.md, made from the records: the newest of each case and implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kda2.workbench.profiler.environment import source_hash
+from kda2.workbench.profiler.suites import case_name
+from kda2.workbench.records import BenchRecord, TestRun, read_lines
+
+GPU_TESTS = "gpu-tests.jsonl"
+_HEAD = """# Benchmarks
+
+This page is generated from `benchmarks/records/*.jsonl` by `kda2 records page`; edit neither by hand. A suite is
+measured with `kda2 bench SUITE --out benchmarks/records`, all implementations turn by turn on the same tensors in one
+run, each checked against an fp64 oracle before it is timed. Times are medians of the time on the device, in
+microseconds. `floor` is what the device's measured copy and product rates allow. Ratios compare implementations within
+one run only: how many times the speed of the first peer.
+"""
+
+
+class Records(NamedTuple):
+    """Everything under a records folder."""
+
+    suites: dict[str, list[BenchRecord]]
+    tests: list[TestRun]
+
+
+def load(folder: Path) -> Records:
+    """Read the records of a folder; raises `BadRecord` naming a line that is none."""
+    suites = {
+        path.stem: list(read_lines(path, BenchRecord))
+        for path in sorted(folder.glob("*.jsonl"))
+        if path.name != GPU_TESTS
+    }
+    tests = folder / GPU_TESTS
+    return Records(suites, list(read_lines(tests, TestRun)) if tests.exists() else [])
+
+
+def newest(records: Iterable[BenchRecord]) -> list[BenchRecord]:
+    """The newest record of each case and implementation, in order of first appearance. A later line wins a tie."""
+    latest: dict[tuple[str, str], BenchRecord] = {}
+    for r in records:
+        key = (case_name(r.case), r.impl)
+        if key not in latest or r.utc >= latest[key].utc:
+            latest[key] = r
+    return list(latest.values())
+
+
+def op_of(suite: str) -> str:
+    """The op whose kernels a suite measures: the first word of its name."""
+    return suite.partition("-")[0]
+
+
+def stale(records: Records) -> dict[str, list[str]]:
+    """Ops whose newest own records were made from other sources than those that stand: op -> "suite: impl, ..."."""
+    found: dict[str, list[str]] = {}
+    for suite, lines in records.suites.items():
+        op = op_of(suite)
+        old = sorted({r.impl for r in newest(lines) if r.source is not None and r.source != source_hash(op)})
+        if old:
+            found.setdefault(op, []).append(f"{suite}: {', '.join(old)}")
+    for run in _latest_tests(records.tests):
+        if run.source is not None and run.source != source_hash(op_of(run.suite)):
+            found.setdefault(op_of(run.suite), []).append(f"tests: {run.suite}")
+    return found
+
+
+def page(records: Records) -> str:
+    """The page, ending in a newline."""
+    parts = [_HEAD]
+    if not any(records.suites.values()) and not records.tests:
+        parts.append("No records yet.\n")
+    parts += [_suite(name, newest(lines)) for name, lines in records.suites.items() if lines]
+    if records.tests:
+        parts.append(_tests(_latest_tests(records.tests)))
+    return "\n".join(parts)
+
+
+def _suite(name: str, records: Sequence[BenchRecord]) -> str:
+    warm = [r for r in records if not r.case.get("cold")]
+    cold = [r for r in records if r.case.get("cold")]
+    lines = [f"## {name}\n"]
+    lines += _warm_table(warm) if warm else []
+    if cold:
+        lines += ["\nFirst call of a new process, kernel caches empty, in seconds:\n", *_cold_table(cold)]
+    lines += ["", *(f"- {text}" for text in _provenance(records)), ""]
+    return "\n".join(lines)
+
+
+def _warm_table(records: Sequence[BenchRecord]) -> list[str]:
+    impls = _impls(records)
+    base = next((i for i in impls if not i.startswith("kda2:")), None)
+    heads = ["case", "floor"]
+    for impl in impls:
+        heads += [impl] if impl == base or base is None else [impl, f"vs {base}"]
+    rows = []
+    for name, by_impl in _by_case(records).items():
+        floor = next((r.floor_us for r in by_impl.values() if r.floor_us), None)
+        row = [name, f"{floor:.0f}" if floor else ""]
+        for impl in impls:
+            record = by_impl.get(impl)
+            row.append(_time(record))
+            if base is not None and impl != base:
+                row.append(_ratio(record, by_impl.get(base)))
+        rows.append(row)
+    return [*_table(heads, rows), "", "Relative error of o / state against the fp64 oracle:", "", *_errors(records)]
+
+
+def _errors(records: Sequence[BenchRecord]) -> list[str]:
+    impls = _impls(records)
+    rows = [
+        [name, *(" / ".join(f"{e:.1e}" for e in r.rel_err.values()) if (r := row.get(i)) else "" for i in impls)]
+        for name, row in _by_case(records).items()
+    ]
+    return _table(["case", *impls], rows)
+
+
+def _cold_table(records: Sequence[BenchRecord]) -> list[str]:
+    impls = _impls(records)
+    rows = []
+    for name, row in _by_case(records).items():
+        cells = [row.get(i) for i in impls]
+        rows.append([name, *(f"{r.median_us / 1e6:.2f}" if r and r.median_us else _time(r) for r in cells)])
+    return _table(["case", *impls], rows)
+
+
+def _tests(runs: Sequence[TestRun]) -> str:
+    rows = [
+        [
+            r.suite,
+            str(r.passed),
+            str(r.failed),
+            str(r.skipped),
+            r.device,
+            f"{r.torch}, {r.triton}",
+            r.utc,
+            r.commit or "",
+        ]
+        for r in runs
+    ]
+    heads = ["suite", "passed", "failed", "skipped", "device", "torch, triton", "UTC", "commit"]
+    return "\n".join(["## GPU tests\n", *_table(heads, rows), ""])
+
+
+def _latest_tests(runs: Iterable[TestRun]) -> list[TestRun]:
+    return list({(r.suite, r.device): r for r in sorted(runs, key=lambda r: r.utc)}.values())
+
+
+def _provenance(records: Sequence[BenchRecord]) -> list[str]:
+    """One line for each run that a shown record is from."""
+    lines = []
+    for run in dict.fromkeys(r.run for r in records):
+        of_run = [r for r in records if r.run == run]
+        first = of_run[0]
+        versions = ", ".join(dict.fromkeys(f"{r.impl} {r.version}" for r in of_run))
+        where = f"{first.device}, driver {first.driver}" if first.driver else first.device
+        commit = f", commit {first.commit}" if first.commit else ""
+        lines.append(f"{first.utc}: {where}, torch {first.torch}, triton {first.triton}{commit}; {versions}")
+    return lines
+
+
+def _impls(records: Sequence[BenchRecord]) -> list[str]:
+    """Implementations in order of appearance, kda2's own first."""
+    names = list(dict.fromkeys(r.impl for r in records))
+    return sorted(names, key=lambda name: not name.startswith("kda2:"))
+
+
+def _by_case(records: Sequence[BenchRecord]) -> dict[str, dict[str, BenchRecord]]:
+    table: dict[str, dict[str, BenchRecord]] = {}
+    for r in records:
+        table.setdefault(case_name(r.case), {})[r.impl] = r
+    return table
+
+
+def _time(record: BenchRecord | None) -> str:
+    if record is None:
+        return ""
+    return f"{record.median_us:.1f}" if record.median_us is not None else record.status
+
+
+def _ratio(record: BenchRecord | None, base: BenchRecord | None) -> str:
+    """Only within one run: times of two runs do not compare."""
+    if record is None or base is None or not record.median_us or not base.median_us or record.run != base.run:
+        return ""
+    return f"{base.median_us / record.median_us:.2f}x"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(c.replace('|', '/').replace(chr(10), ' ') for c in cells)} |"
+
+    return [line(heads), line(["---", *["---:"] * (len(heads) - 1)]), *(line(row) for row in rows)]

@@ -1,0 +1,243 @@
+"""Runs a suite: every case on every implementation, checked against the fp64 oracle and only then timed, turn by turn.
+
+Records are written one by one as they are measured, so that stopping a run loses nothing it has finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kda2 import device
+from kda2.errors import InvalidValue
+from kda2.workbench.profiler import environment
+from kda2.workbench.profiler.peers import OWN, Bound, NotServed, Peer, find
+from kda2.workbench.profiler.problems import (
+    PrefillCase,
+    Problem,
+    StepCase,
+    make_problem,
+    oracle,
+    relative_error,
+)
+from kda2.workbench.profiler.suites import Suite, case_name
+from kda2.workbench.profiler.timing import Timing, compare, input_sets, interleave
+from kda2.workbench.records import BenchRecord
+
+SEED = 20251126
+# The largest share of free memory that rotated inputs may take.
+_INPUT_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run measures."""
+
+    suite: Suite
+    cases: tuple[dict[str, Any], ...]
+    impls: tuple[str, ...]
+    samples: int
+    where: torch.device
+
+
+class Writer:
+    """Appends records to DIR/<suite>.jsonl, each flushed as it comes."""
+
+    def __init__(self, folder: Path, suite: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{suite}.jsonl"
+
+    def __call__(self, record: BenchRecord) -> None:
+        with self.path.open("a", encoding="utf-8") as f:
+            f.write(record.line() + "\n")
+
+
+@dataclass
+class _Contender:
+    """One implementation on one case: bound to each input set, with what is known of it so far."""
+
+    peer: Peer
+    bound: list[Bound]
+    rel_err: dict[str, float]
+    peak_bytes: int | None = None
+    status: str = "ok"
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> Iterator[BenchRecord]:
+    """Measure case by case and yield a record for each implementation. `say` receives plain sentences on what is not
+    measured."""
+    peers = available(plan.impls, say)
+    stamp = environment.machine(plan.where) | {"run": environment.new_run(), "suite": plan.suite.suite}
+    for case in plan.cases:
+        yield from _measure(case, plan, peers, stamp, say)
+
+
+def available(names: Sequence[str], say: Callable[[str], None]) -> list[Peer]:
+    """The implementations that can be imported here; the others are said plainly."""
+    peers = []
+    for name in names:
+        try:
+            peers.append(find(name))
+        except NotServed as e:
+            say(str(e))
+    return peers
+
+
+def typed_case(op: str, case: dict[str, Any]) -> PrefillCase | StepCase:
+    """A suite's case, checked."""
+    model: type[PrefillCase] | type[StepCase] = StepCase if op == "kda_step" else PrefillCase
+    try:
+        return model.model_validate(case)
+    except ValueError as e:
+        raise InvalidValue("case", f"a {model.__name__}", f"{case}: {e}") from e
+
+
+def _measure(
+    raw: dict[str, Any], plan: Plan, peers: Sequence[Peer], stamp: dict[str, Any], say: Callable[[str], None]
+) -> Iterator[BenchRecord]:
+    case = typed_case(plan.suite.op, raw)
+    try:
+        problems = _problems(case, plan.where)
+        want = oracle(problems[0])
+    except torch.cuda.OutOfMemoryError:
+        say(f"{case_name(raw)}: the inputs and the oracle do not fit in this device's memory")
+        return
+    contenders = [_check(peer, problems, want, plan) for peer in peers]
+    del want
+    fit = {c.peer.name: [b.call for b in c.bound] for c in contenders if c.status == "ok"}
+    try:
+        with torch.no_grad():
+            timings = interleave(fit, plan.samples, plan.where)
+    except Exception as e:  # they all answered before; the other cases still count
+        say(f"{case_name(raw)}: timing failed ({type(e).__name__}: {_first_line(e)})")
+        return
+    _say_ratios(case_name(raw), timings, say)
+    for c in contenders:
+        yield _record(c, timings.get(c.peer.name), case, problems[0], plan, stamp)
+
+
+def _say_ratios(name: str, timings: dict[str, Timing], say: Callable[[str], None]) -> None:
+    """How much faster kda2's own are than the first peer, with the interval that resampling gives."""
+    base = next((impl for impl in timings if not impl.startswith(OWN)), None)
+    for impl in timings:
+        if base is not None and impl.startswith(OWN):
+            r = compare(timings[base], timings[impl])
+            say(f"{name}: {impl} against {base}: {r.value:.2f}x ({r.low:.2f} to {r.high:.2f}), {r.verdict}")
+
+
+def _problems(case: PrefillCase | StepCase, where: torch.device) -> list[Problem]:
+    """As many input sets as the cache asks for and the memory allows."""
+    first = make_problem(case, where, SEED)
+    bytes_per_set = sum(x.nbytes for x in first.tensors.values())
+    wanted = input_sets(bytes_per_set, where)
+    if where.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(where)
+        wanted = max(1, min(wanted, int(_INPUT_SHARE * free) // bytes_per_set))
+    return [first, *(make_problem(case, where, SEED + i) for i in range(1, wanted))]
+
+
+def _check(peer: Peer, problems: Sequence[Problem], want: dict[str, Tensor], plan: Plan) -> _Contender:
+    """Bind an implementation and compare its first answer with the oracle's."""
+    contender = _Contender(peer, [], {})
+    try:
+        with torch.no_grad():
+            contender.bound = [peer.bind(p) for p in problems]
+            got, contender.peak_bytes = _first_answer(contender.bound[0], problems[0], plan.where)
+        contender.rel_err = {name: relative_error(x, want[name]) for name, x in got.items()}
+        contender.status = judge(contender.rel_err, plan.suite.max_rel_err)
+    except torch.cuda.OutOfMemoryError:
+        contender.status = "oom"
+    except NotServed as e:
+        contender.status = f"unsupported({e})"
+    except Exception as e:  # a peer may fail in any way; the run goes on and the record says how
+        contender.status = f"unsupported({type(e).__name__}: {_first_line(e)})"
+    return contender
+
+
+def _first_answer(bound: Bound, problem: Problem, where: torch.device) -> tuple[dict[str, Tensor], int | None]:
+    """The outputs of one call, and the bytes it allocated (None off the GPU). A state updated in place is put back."""
+    state = problem.tensors.get("state")
+    before = state.clone() if state is not None else None
+    bound.call()  # compiles
+    held = _reset_peak(where)
+    if state is not None and before is not None:
+        state.copy_(before)
+    result = bound.call()
+    peak = torch.cuda.max_memory_allocated(where) - held if held is not None else None
+    got = {name: x.clone() for name, x in bound.read(result).items()}
+    if state is not None and before is not None:
+        state.copy_(before)
+    return got, peak
+
+
+def _reset_peak(where: torch.device) -> int | None:
+    """The bytes allocated now, from which a peak is counted; None off the GPU."""
+    if where.type != "cuda":
+        return None
+    torch.cuda.synchronize(where)
+    torch.cuda.reset_peak_memory_stats(where)
+    return torch.cuda.memory_allocated(where)
+
+
+def judge(rel_err: dict[str, float], limit: float) -> str:
+    """ "ok", or why the result is too wrong to be timed."""
+    wrong = [f"{name} {error:.1e}" for name, error in rel_err.items() if not error <= limit]
+    return f"unsupported(wrong result: relative error {', '.join(wrong)} above {limit:.0e})" if wrong else "ok"
+
+
+def _first_line(e: Exception) -> str:
+    lines = str(e).strip().splitlines()
+    return lines[0][:300] if lines else "no message"
+
+
+def floor_us(problem: Problem, where: torch.device, datasheet: bool = False) -> float | None:
+    """The least time the device's measured (or datasheet) rates allow; None where nobody has measured them."""
+    ceilings = device.gpu(where.index or 0).ceilings if where.type == "cuda" else None
+    if ceilings is None:
+        return None
+    rate, flops = ceilings.copy_bytes_per_s, ceilings.bf16_flops
+    if datasheet:
+        rate, flops = ceilings.datasheet_bytes_per_s, ceilings.datasheet_bf16_flops
+    costs = problem.costs
+    return max(costs["bytes"] / rate, costs["flops"] / flops) * 1e6
+
+
+def _record(
+    c: _Contender,
+    timing: Timing | None,
+    case: PrefillCase | StepCase,
+    problem: Problem,
+    plan: Plan,
+    stamp: dict[str, Any],
+) -> BenchRecord:
+    status = c.status
+    impossible = floor_us(problem, plan.where, datasheet=True)
+    if timing is not None and impossible is not None and timing.median_us < impossible:
+        status = f"unsupported(invalid time: {timing.median_us:.1f} us is below the datasheet's {impossible:.1f} us)"
+    times: dict[str, Any] = {}
+    if timing is not None and status == "ok":
+        times = {
+            "median_us": round(timing.median_us, 3),
+            "p95_us": timing.p95_us and round(timing.p95_us, 3),
+            "call_us": round(timing.median_call_us, 3),
+            "samples": len(timing.device_us),
+        }
+    floor = floor_us(problem, plan.where)
+    return BenchRecord(
+        **stamp,
+        **times,
+        utc=environment.utc_now(),
+        case=case.model_dump(mode="json"),
+        impl=c.peer.name,
+        rel_err={name: float(f"{error:.4g}") for name, error in c.rel_err.items() if error < float("inf")},
+        floor_us=floor and round(floor, 3),
+        peak_bytes=c.peak_bytes,
+        status=status,
+        version=c.peer.version,
+        source=environment.source_hash("kda") if c.peer.name.startswith(OWN) else None,
+    )

@@ -1,0 +1,155 @@
+"""The benchmark's problems: inputs of a case, the fp64 oracle's answer, and the least work the case needs.
+
+Gate regimes: inputs are randn, A_log and dt_bias uniform in [0, 1), lower_bound -5. `strong` is that; `weak` shifts g
+by -8, so that heads remember; `mixed` shifts each head by its own amount in [-8, 0]; `none` lets nothing decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+import kda2
+from kda2.ops.kda import spec
+from kda2.testing import error
+from kda2.workbench.profiler.suites import GateRegime
+
+LOWER_BOUND = -5.0
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Makes the gate's sigmoid exactly 0 without an infinity that some peer may not expect.
+_NEVER = -1e4
+
+
+class _Case(BaseModel):
+    """Axes shared by prefill and step. `kv_heads` is the number of value heads where it differs from `heads`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heads: int = Field(gt=0)
+    kv_heads: int | None = None
+    k: int
+    v: int
+    dtype: Literal["bf16", "fp16", "fp32"]
+    gate: GateRegime
+
+    @property
+    def value_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    def make(self, lead: tuple[int, ...], where: torch.device, generator: torch.Generator) -> dict[str, Tensor]:
+        """q, k, v, g, beta, A_log and dt_bias for tokens of shape `lead`."""
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(*lead, *shape, generator=generator, device=where, dtype=DTYPES[self.dtype])
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(*shape, generator=generator, device=where)
+
+        H, HV, K, V = self.heads, self.value_heads, self.k, self.v
+        tensors = {"q": randn(H, K), "k": randn(H, K), "v": randn(HV, V), "g": randn(HV, K), "beta": randn(HV)}
+        tensors |= {"A_log": uniform(HV), "dt_bias": uniform(HV, K)}
+        if self.gate == "none":
+            tensors["g"].fill_(_NEVER)
+        elif self.gate != "strong":
+            tensors["g"] += -8.0 if self.gate == "weak" else (-8.0 * uniform(HV, 1)).to(tensors["g"].dtype)
+        return tensors
+
+
+class PrefillCase(_Case):
+    """Whole sequences: one is a dense call, several are packed. `state` says which states go in and come out."""
+
+    seqlens: tuple[int, ...] = Field(min_length=1)
+    state: Literal["fp32-in-out", "none"] = "fp32-in-out"
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.seqlens)
+
+
+class StepCase(_Case):
+    """One token for each of `batch` sequences, the state updated in place."""
+
+    batch: int = Field(gt=0)
+    state_dtype: Literal["fp32", "bf16"] = "fp32"
+
+    @property
+    def tokens(self) -> int:
+        return self.batch
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case on a device: its tensors by name, the options kda2's call takes, and its outputs' shapes.
+
+    `tensors` holds q, k, v, g, beta, A_log, dt_bias, and initial_state [N, HV, K, V] and cu_seqlens int32 where the
+    case has them; for a step `state` [B, HV, K, V] instead.
+    """
+
+    case: PrefillCase | StepCase
+    tensors: Mapping[str, Tensor]
+    scale: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", self.case.k**-0.5)
+
+    @property
+    def gate(self) -> kda2.Gate:
+        return kda2.Gate.bounded(self.tensors["A_log"], self.tensors["dt_bias"], LOWER_BOUND)
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """`flops` of the recurrence and `bytes` of every input and output once, states included."""
+        case = {**self.case.model_dump(), "heads": self.case.value_heads, "qk_heads": self.case.heads}
+        return {"flops": spec.flops(case), "bytes": spec.bytes_moved(case)}
+
+
+def make_problem(case: PrefillCase | StepCase, where: torch.device, seed: int) -> Problem:
+    """The problem of a case, the same for the same seed and kind of device."""
+    generator = torch.Generator(device=where).manual_seed(seed)
+    if isinstance(case, StepCase):
+        tensors = case.make((case.batch,), where, generator)
+        shape = (case.batch, case.value_heads, case.k, case.v)
+        state = torch.randn(shape, generator=generator, device=where)
+        return Problem(case, tensors | {"state": state.to(DTYPES[case.state_dtype])})
+    tensors = case.make((1, case.tokens), where, generator)
+    if len(case.seqlens) > 1:
+        offsets = torch.tensor([0, *case.seqlens]).cumsum(0)
+        tensors["cu_seqlens"] = offsets.to(device=where, dtype=torch.int32)
+    if case.state == "fp32-in-out":
+        shape = (len(case.seqlens), case.value_heads, case.k, case.v)
+        tensors["initial_state"] = torch.randn(shape, generator=generator, device=where)
+    return Problem(case, tensors)
+
+
+def oracle(problem: Problem) -> dict[str, Tensor]:
+    """o and the final state [N, HV, K, V], in fp64, by the token recurrence."""
+    wide = {name: x.double() if x.is_floating_point() else x for name, x in problem.tensors.items()}
+    return kda2_outputs(Problem(problem.case, wide), "reference")
+
+
+def kda2_outputs(problem: Problem, impl: str) -> dict[str, Tensor]:
+    """o and the final state of kda2's own call on the problem; a step's state is left as it was."""
+    t = problem.tensors
+    options: dict[str, Any] = {"gate": problem.gate, "qk_l2norm": True, "beta_sigmoid": True, "impl": impl}
+    tokens = (t["q"], t["k"], t["v"], t["g"], t["beta"])
+    with torch.no_grad():
+        if isinstance(problem.case, StepCase):
+            o, state = kda2.kda_step(*tokens, t["state"], inplace=False, **options)
+            return {"o": o, "state": state}
+        o, final = kda2.kda(
+            *tokens, initial_state=t.get("initial_state"), cu_seqlens=t.get("cu_seqlens"), output_final_state=True,
+            **options,
+        )  # fmt: skip
+    assert final is not None
+    return {"o": o, "state": final}
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Relative L2 error; infinite if anything is not finite or the shapes differ."""
+    return error(got, want) if got.shape == want.shape else math.inf

@@ -1,0 +1,85 @@
+"""Benchmark suites: TOML files under benchmarks/suites that list cases, gate regimes, implementations and limits."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kda2.errors import InvalidValue
+from kda2.workbench.profiler.environment import checkout
+
+GateRegime = Literal["strong", "weak", "mixed", "none"]
+
+
+class Suite(BaseModel):
+    """One suite. `case` holds what differs from case to case, `defaults` what does not.
+
+    `max_rel_err` is what separates a wrong result from a rounded one: beyond it nothing is timed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    suite: str
+    op: Literal["kda", "kda_step"]
+    samples: int = Field(default=200, ge=1)
+    impls: tuple[str, ...]
+    gates: tuple[GateRegime, ...] = ("strong", "weak")
+    max_rel_err: float = Field(gt=0)
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    case: tuple[dict[str, Any], ...]
+
+    def cases(self, gates: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Every case in every gate regime (those of the suite, or `gates`)."""
+        return [{**self.defaults, **case, "gate": gate} for case in self.case for gate in gates or self.gates]
+
+
+def find_suite(name: str) -> Path:
+    """The file of a suite: a path to a TOML file, or a name under benchmarks/suites, here or in kda2's checkout."""
+    given = Path(name)
+    if given.suffix == ".toml" and given.exists():
+        return given
+    roots = [Path.cwd(), *([root] if (root := checkout()) else [])]
+    folders = list(dict.fromkeys(root.resolve() / "benchmarks" / "suites" for root in roots))
+    for folder in folders:
+        if (found := folder / f"{name}.toml").exists():
+            return found
+    known = sorted({p.stem for folder in folders for p in folder.glob("*.toml")})
+    wanted = f"one of {known}, or a path to a .toml file" if known else "a path to a .toml file"
+    raise InvalidValue("suite", wanted, repr(name), "run from a checkout of kda2, or pass the file")
+
+
+def load_suite(name: str) -> Suite:
+    """Read and check a suite."""
+    path = find_suite(name)
+    try:
+        return Suite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, ValueError) as e:
+        raise InvalidValue("suite", "a valid suite file", f"{path}: {e}") from e
+
+
+def case_name(case: dict[str, Any]) -> str:
+    """A short name to select cases by, e.g. "H64-8x1024-strong", "H96-1300+547+2048-weak", "H32-B256-bf16-strong"."""
+    if "batch" in case:
+        shape = f"B{case['batch']}-{case['state_dtype']}"
+    else:
+        lengths = list(case["seqlens"])
+        alike = len(lengths) > 1 and len(set(lengths)) == 1
+        shape = f"{len(lengths)}x{lengths[0]}" if alike else "+".join(map(str, lengths))
+    return f"H{case['heads']}-{shape}-{case['gate']}{'-cold' if case.get('cold') else ''}"
+
+
+def select(cases: Sequence[dict[str, Any]], pattern: str | None) -> list[dict[str, Any]]:
+    """The cases whose name the regular expression `pattern` finds."""
+    try:
+        wanted = re.compile(pattern or "")
+    except re.error as e:
+        raise InvalidValue("cases", "a regular expression", repr(pattern), str(e)) from e
+    chosen = [case for case in cases if wanted.search(case_name(case))]
+    if not chosen:
+        raise InvalidValue("cases", f"matching one of {[case_name(c) for c in cases]}", repr(pattern))
+    return chosen

@@ -1,0 +1,196 @@
+"""What the workbench writes down: versioned pydantic models, one JSON line each. Tables and charts come from them.
+
+Numbers that are absent are left out of the line, so that no reader takes a null for a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kda2.errors import KDA2Error
+
+_STATUS = re.compile(r"ok|oom|unsupported\(.+\)", re.DOTALL)
+_TIMES = ("median_us", "p95_us", "call_us")
+
+
+class BadRecord(KDA2Error, ValueError):
+    """A line of a record file does not hold the record it should."""
+
+
+class Record(BaseModel):
+    """Common base: frozen, no unknown fields, a schema number, one JSON line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+
+    def line(self) -> str:
+        """The record as one line of JSON, absent fields left out."""
+        fields = {k: v for k, v in self.model_dump(mode="json", by_alias=True).items() if v is not None}
+        return json.dumps(fields, ensure_ascii=False)
+
+
+class BenchRecord(Record):
+    """One case of a suite, measured on one implementation.
+
+    Times are microseconds on the device: `median_us`, and `p95_us` where there are 1000 samples or more. `call_us` is
+    the host's time for the same call. `floor_us` is what the device's measured ceilings allow. `peak_bytes` is what a
+    call allocates beyond its inputs. `rel_err` is the relative L2 error against an fp64 oracle, per output.
+    """
+
+    run: str
+    utc: str
+    suite: str
+    case: dict[str, Any]
+    impl: str
+    median_us: float | None = Field(default=None, gt=0)
+    p95_us: float | None = Field(default=None, gt=0)
+    samples: int = Field(default=0, ge=0)
+    call_us: float | None = Field(default=None, ge=0)
+    rel_err: dict[str, float] = Field(default_factory=dict)
+    floor_us: float | None = None
+    peak_bytes: int | None = None
+    status: str
+    device: str
+    driver: str | None = None
+    torch: str
+    triton: str | None = None
+    version: str
+    source: str | None = None
+    commit: str | None = None
+
+    @model_validator(mode="after")
+    def _times_only_when_ok(self) -> Self:
+        if not _STATUS.fullmatch(self.status):
+            raise ValueError(f"status must be ok, oom or unsupported(reason), got {self.status!r}")
+        times = [name for name in _TIMES if getattr(self, name) is not None]
+        if self.status == "ok" and self.median_us is None:
+            raise ValueError("status ok needs median_us")
+        if self.status != "ok" and times:
+            raise ValueError(f"status {self.status!r} allows no times, got {times}")
+        if self.p95_us is not None and self.samples < 1000:
+            raise ValueError(f"p95_us needs 1000 samples or more, got {self.samples}")
+        return self
+
+
+class TestRun(Record):
+    """One run of a test suite on a device."""
+
+    __test__ = False  # not a test class, whatever its name suggests to pytest
+
+    run: str
+    utc: str
+    suite: str
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float | None = None
+    device: str
+    driver: str | None = None
+    torch: str
+    triton: str | None = None
+    version: str
+    source: str | None = None
+    commit: str | None = None
+
+
+STAGES: dict[str, str] = {
+    "L0": "parse and policy",
+    "L1": "build and resources",
+    "L2": "IR, PTX and SASS postconditions",
+    "L3": "numerics on the CPU",
+    "L4": "numerics on the GPU",
+    "L5": "compute-sanitizer",
+    "L6": "latency",
+    "L7": "Nsight Compute",
+}
+_OUTCOME = re.compile(r"pass|fail|invalid|inconclusive|not_run\(.+\)", re.DOTALL)
+
+
+class Verdict(Record):
+    """What one stage of the ladder found. `outcome` is pass, fail, invalid, inconclusive or not_run(reason)."""
+
+    stage: Literal["L0", "L1", "L2", "L3", "L4", "L5", "L6", "L7"]
+    outcome: str
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    seconds: float = 0.0
+
+    @model_validator(mode="after")
+    def _known_outcome(self) -> Self:
+        if not _OUTCOME.fullmatch(self.outcome):
+            raise ValueError(
+                f"outcome must be pass, fail, invalid, inconclusive or not_run(reason), got {self.outcome!r}"
+            )
+        return self
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "pass"
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the stage ran and found the candidate wanting."""
+        return self.outcome in ("fail", "invalid")
+
+
+class Candidate(Record):
+    """One kernel under judgement: what it is, who wrote it, why, and what each stage found.
+
+    A latency exists only for a candidate that no stage refuted and whose numerics passed.
+    """
+
+    name: str
+    op: str
+    impl: str
+    writer: str
+    parent: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    hypothesis: str = ""
+    build: dict[str, Any] = Field(default_factory=dict)
+    artifacts: dict[str, str] = Field(default_factory=dict)
+    verdicts: tuple[Verdict, ...] = ()
+    latency_us: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _latency_is_earned(self) -> Self:
+        if self.latency_us is not None and not self.correct:
+            raise ValueError(f"{self.name} has a latency but did not pass its numerics")
+        return self
+
+    @property
+    def correct(self) -> bool:
+        """Whether numerics passed somewhere (L3 or L4) and nothing refuted the candidate."""
+        numerics = any(v.passed for v in self.verdicts if v.stage in ("L3", "L4"))
+        return numerics and not any(v.refuted for v in self.verdicts)
+
+
+class LedgerLine(Record):
+    """One entry of a ledger. `hash` is the SHA-256 of the line without it; `prev` is the hash of the line before."""
+
+    seq: int = Field(ge=0)
+    prev: str
+    utc: str
+    kind: str
+    payload: dict[str, Any]
+    hash: str
+
+
+R = TypeVar("R", bound=Record)
+
+
+def read_lines(path: Path, model: type[R]) -> Iterator[R]:
+    """The records of a JSON-lines file. Raises `BadRecord` naming the line that does not hold a `model`."""
+    with path.open(encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            if not line.strip():
+                continue
+            try:
+                yield model.model_validate_json(line)
+            except ValueError as e:
+                raise BadRecord(f"{path}:{number} is not a {model.__name__}: {e}") from e

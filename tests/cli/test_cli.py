@@ -1,0 +1,150 @@
+"""The command line: exit codes, plain words, and the small commands for real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kda2.cli.app import app
+from kda2.workbench.ledger import Ledger
+
+runner = CliRunner()
+TINY = """
+suite = "kda-tiny"
+op = "kda"
+samples = 2
+impls = ["kda2:torch", "kda2:reference"]
+gates = ["weak"]
+max_rel_err = 2e-2
+
+[[case]]
+heads = 1
+seqlens = [9]
+k = 16
+v = 16
+dtype = "bf16"
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return path
+
+
+def test_help_lists_every_command() -> None:
+    text = runner.invoke(app, ["--help"]).output
+    for command in ("run", "bench", "doctor", "ledger", "records"):
+        assert command in text
+
+
+def test_bench_writes_records_and_a_table(tiny: Path, tmp_path: Path) -> None:
+    result = runner.invoke(app, ["bench", str(tiny), "--device", "cpu", "--out", str(tmp_path / "records")])
+    assert result.exit_code == 0, result.output
+    lines = (tmp_path / "records" / "kda-tiny.jsonl").read_text().splitlines()
+    assert [json.loads(line)["impl"] for line in lines] == ["kda2:torch", "kda2:reference"]
+    assert "H1-9-weak" in result.output
+
+
+def test_bench_narrows(tiny: Path, tmp_path: Path) -> None:
+    arguments = ["bench", str(tiny), "--device", "cpu", "--out", str(tmp_path), "--impls", "torch", "--gates", "strong"]
+    result = runner.invoke(app, [*arguments, "--samples", "1"])
+    assert result.exit_code == 0, result.output
+    (line,) = (tmp_path / "kda-tiny.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert (record["impl"], record["case"]["gate"], record["samples"]) == ("kda2:torch", "strong", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench", "no-such-suite"], "suite must be"),
+        (["bench", "kda-step", "--device", "cpu", "--gates", "odd"], "--gates must be"),
+        (["bench", "kda-step", "--device", "cpu", "--cases", "zzz"], "cases must be"),
+        (["bench", "kda-step", "--device", "warp"], "--device must be"),
+        (["bench", "kda-step", "--device", "cpu", "--impls", "fastest"], "impl must be"),
+    ],
+)
+def test_bad_usage_of_bench(arguments: list[str], words: str, tmp_path: Path) -> None:
+    result = runner.invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gla"], "op must be 'kda'"),
+        (["kda", "--target", "sm_1"], "--target must be one of sm_80"),
+        (["kda", "--gate", "hard"], "--gate must be softplus or bounded"),
+        (["kda", "--inputs", "none.safetensors"], "does not exist"),
+    ],
+)
+def test_bad_usage_of_run(arguments: list[str], words: str, tmp_path: Path) -> None:
+    result = runner.invoke(app, ["run", *arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not list(tmp_path.iterdir())  # nothing was begun
+
+
+def test_doctor() -> None:
+    found = json.loads(runner.invoke(app, ["doctor", "--json"]).output)
+    assert found["Software"]["kda2"]
+    assert found["Implementations that run here"]["kda, reference"].startswith("yes")
+    assert set(found["Platforms"]) >= {"WSL 2", "ROCm", "macOS, Windows"}
+    text = runner.invoke(app, ["doctor"]).output
+    assert "Implementations that run here" in text
+
+
+def test_ledger_verify_and_log(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path).append("note", {"name": "hello"})
+    assert "1 lines hold" in runner.invoke(app, ["ledger", "verify", str(path)]).output
+    assert "hello" in runner.invoke(app, ["ledger", "log", str(path)]).output
+    path.write_text(path.read_text().replace("hello", "world"))
+    result = runner.invoke(app, ["ledger", "verify", str(path)])
+    assert result.exit_code == 1
+    assert "line 1 was changed" in result.output
+    assert runner.invoke(app, ["ledger", "log", str(path)]).exit_code == 1
+
+
+def test_records_page_and_check(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    folder = ["--folder", str(tmp_path)]
+    assert runner.invoke(app, ["records", "check", *folder]).exit_code == 1
+    assert runner.invoke(app, ["records", "page", *folder]).exit_code == 0
+    assert runner.invoke(app, ["records", "check", *folder]).exit_code == 0
+    (tmp_path / "README.md").write_text("edited")
+    result = runner.invoke(app, ["records", "check", *folder])
+    assert result.exit_code == 1
+    assert "kda2 records page" in result.output
+
+
+def test_the_page_in_the_checkout_is_current() -> None:
+    assert runner.invoke(app, ["records", "check"]).exit_code == 0
+
+
+def test_records_tests_counts_a_pytest_run(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text("import pytest\ndef test_a(): pass\n@pytest.mark.skip\ndef test_b(): pass\n")
+    arguments = ["records", "tests", "kda-small", "--out", str(tmp_path), "--", "-q", "-c", "/dev/null", str(tmp_path)]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "gpu-tests.jsonl").read_text())
+    assert (record["suite"], record["passed"], record["failed"], record["skipped"]) == ("kda-small", 1, 0, 1)
+    (tmp_path / "test_x.py").write_text("def test_a(): assert False\n")
+    assert runner.invoke(app, arguments).exit_code == 1
+
+
+def test_a_missing_extra_is_named() -> None:
+    """As on an installation without the workbench's packages."""
+    code = "import sys; sys.modules['typer'] = None; from kda2.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "typer" in done.stderr and "pip install 'kda2[workbench]'" in done.stderr
+    assert "Traceback" not in done.stderr

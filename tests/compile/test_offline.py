@@ -1,0 +1,156 @@
+"""Every kernel of the KDA implementation in Triton, compiled for GPUs that need not be here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+import pytest
+import torch
+
+from kda2.backends.triton import Launch
+from kda2.backends.triton.build import Build, build, code_key
+from kda2.device import SHARED_MEMORY_LIMIT
+from kda2.ops.kda import Gate
+from kda2.ops.kda.check import check_call, check_options, check_step_call
+from kda2.ops.kda.triton import candidates, launches, step_launches
+from kda2.workbench.inspector import inspect
+
+H, HV = 2, 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What changes the code of a call's kernels."""
+
+    K: int
+    V: int
+    dtype: torch.dtype
+    gate: Literal["log", "softplus", "bounded"]
+    neg_eigval: bool = False
+    packed: bool = True
+
+    def __str__(self) -> str:
+        flags = "-neg" * self.neg_eigval + "-packed" * self.packed
+        return f"{self.K}x{self.V}-{str(self.dtype).removeprefix('torch.')}-{self.gate}{flags}"
+
+
+DEFAULT = Shape(128, 128, torch.bfloat16, "bounded")
+SHAPES = [
+    DEFAULT,
+    Shape(128, 128, torch.bfloat16, "log", packed=False),
+    Shape(128, 128, torch.bfloat16, "bounded", neg_eigval=True),
+    Shape(256, 512, torch.bfloat16, "bounded"),
+    Shape(256, 512, torch.float32, "softplus"),
+    Shape(60, 100, torch.float32, "log"),
+]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def gate_of(shape: Shape) -> Gate:
+    if shape.gate == "log":
+        return Gate.log()
+    make = Gate.softplus if shape.gate == "softplus" else Gate.bounded
+    return make(meta(HV), meta(HV, shape.K))
+
+
+def inputs(shape: Shape, *lead: int, heads_first: bool = False) -> tuple[torch.Tensor, ...]:
+    """q, k, v, g, beta on the meta device; `heads_first` makes them views of [B, H, T, ...] tensors."""
+
+    def make(heads: int, *channels: int) -> torch.Tensor:
+        if heads_first:
+            B, T = lead
+            return meta(B, heads, T, *channels, dtype=shape.dtype).transpose(1, 2)
+        return meta(*lead, heads, *channels, dtype=shape.dtype)
+
+    return make(H, shape.K), make(H, shape.K), make(HV, shape.V), make(HV, shape.K), make(HV)
+
+
+def prefill(shape: Shape, T: int = 1024, sequences: int = 3, heads_first: bool = False) -> list[Launch]:
+    q, k, v, g, beta = inputs(shape, 1 if shape.packed else sequences, T, heads_first=heads_first)
+    call = check_call(
+        q, k, v, g, beta, check_options(q, gate_of(shape), None, True, True, shape.neg_eigval, "kv"),
+        initial_state=meta(sequences, HV, shape.K, shape.V),
+        output_final_state=True,
+        cu_seqlens=meta(sequences + 1, dtype=torch.int64) if shape.packed else None,
+        deterministic=False,
+    )  # fmt: skip
+    return launches(call)
+
+
+def decode(shape: Shape, batch: int = 16, slots: int = 64) -> list[Launch]:
+    q, k, v, g, beta = inputs(shape, batch)
+    call = check_step_call(
+        q, k, v, g, beta, meta(slots, HV, shape.K, shape.V),
+        check_options(q, gate_of(shape), None, True, True, shape.neg_eigval, "kv"),
+        state_indices=meta(batch, dtype=torch.int64), pad_slot=-1, inplace=True, out=None,
+    )  # fmt: skip
+    return step_launches(call)
+
+
+@cache
+def builds(shape: Shape, arch: int) -> dict[str, Build]:
+    """Stage -> build."""
+    return {launch.stage: build(launch, arch) for launch in prefill(shape) + decode(shape)}
+
+
+STAGES = ["prepare", "state", "output", "step"]
+
+
+def test_every_stage_is_there() -> None:
+    assert [launch.stage for launch in prefill(DEFAULT) + decode(DEFAULT)] == STAGES
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", STAGES)
+def test_default_call_on_hopper(stage: str) -> None:
+    inspection = inspect(builds(DEFAULT, 90)[stage])
+    assert inspection.spills == inspection.groups["LDL"] == inspection.groups["STL"] == 0
+    assert inspection.shared <= SHARED_MEMORY_LIMIT[90]
+    assert inspection.occupancy.ctas >= 1
+    uses_tensor_cores = inspection.groups["HGMMA"] > 0
+    assert uses_tensor_cores == (stage != "step")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("shape", "arch"),
+    # sm_80, 86 and 89 get the same IR from Triton and differ in ptxas alone
+    [(DEFAULT, arch) for arch in (80, 86, 89, 90, 120)] + [(s, arch) for s in SHAPES[1:] for arch in (86, 90, 120)],
+    ids=str,
+)
+def test_shared_memory_fits_everywhere(shape: Shape, arch: int) -> None:
+    for stage, built in builds(shape, arch).items():
+        # 99 KB on all but sm_80 and sm_90
+        assert built.shared <= SHARED_MEMORY_LIMIT[arch], f"{stage} takes {built.shared} bytes"
+        assert inspect(built).occupancy.ctas >= 1
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_one_compilation_serves_every_length(packed: bool, heads_first: bool) -> None:
+    shape = replace(DEFAULT, packed=packed)
+    sizes = [(1024, 1), (1, 1), (17, 3), (4096, 16), (5000, 7), (2**20, 2)]
+    keys = {tuple(code_key(launch, 90) for launch in prefill(shape, *size, heads_first)) for size in sizes}
+    assert len(keys) == 1
+
+
+def test_one_compilation_serves_every_decode_batch() -> None:
+    sizes = [(1, 1), (16, 16), (17, 1000), (256, 257)]
+    assert len({code_key(launch, 90) for size in sizes for launch in decode(DEFAULT, *size)}) == 1
+
+
+def test_candidates_change_the_code() -> None:
+    q, k, v, g, beta = inputs(DEFAULT, 1, 512)
+    call = check_call(
+        q, k, v, g, beta, check_options(q, gate_of(DEFAULT), None, True, True, False, "kv"),
+        initial_state=None, output_final_state=False, cu_seqlens=None, deterministic=False,
+    )  # fmt: skip
+    keys = [tuple(code_key(launch, 90) for launch in launches(call, configs)) for configs in candidates(call)]
+    assert len(set(keys)) == len(keys) > 1
+    assert keys[0] == tuple(code_key(launch, 90) for launch in launches(call))

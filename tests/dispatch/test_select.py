@@ -1,0 +1,108 @@
+"""Choosing an implementation: order, reasons, and that nothing falls back silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import kda2
+from kda2.contract import Capability, Implementation, Query
+from kda2.dispatch import choose, explain_choice, register, select
+from kda2.testing import Problem, make, make_step, upcast
+
+BF16 = frozenset({"bf16"})
+
+
+def implementation(name: str, devices: set[str], backward: bool = False) -> Implementation:
+    return Implementation(name, Capability(frozenset(devices), BF16, backward), lambda: lambda call: name)
+
+
+@pytest.fixture
+def op() -> Iterator[str]:
+    fast, plain = implementation("fast", {"cuda"}), implementation("plain", {"cpu", "cuda"}, backward=True)
+    register("test-op", [fast, plain])
+    yield "test-op"
+    del select._REGISTRY["test-op"]
+
+
+def query(op: str, **changes: Any) -> Query:
+    facts = {"device": "cuda", "arch": 90, "interpreted": False, "dtype": "bf16", "K": 8, "V": 8, "needs_grad": False}
+    return Query(op=op, **{**facts, **changes})
+
+
+def test_auto_takes_the_first_that_can(op: str) -> None:
+    assert choose(query(op)).name == "fast"
+    assert choose(query(op, device="cpu", arch=0)).name == "plain"
+    assert choose(query(op, needs_grad=True)).name == "plain"
+
+
+def test_a_named_one_is_taken_or_refused(op: str) -> None:
+    assert choose(query(op), "plain").name == "plain"
+    with pytest.raises(kda2.UnsupportedTarget, match=r"fast +refused: tensors are on cpu, wants cuda"):
+        choose(query(op, device="cpu", arch=0), "fast")
+
+
+def test_none_that_can(op: str) -> None:
+    with pytest.raises(kda2.UnsupportedTarget) as caught:
+        choose(query(op, dtype="fp32"))
+    assert str(caught.value).count("refused: dtype fp32, wants bf16") == 2
+
+
+def test_unknown_name(op: str) -> None:
+    with pytest.raises(kda2.InvalidValue, match=r"impl must be 'auto' or one of \['fast', 'plain'\], got 'fats'"):
+        choose(query(op), "fats")
+
+
+def test_explanation_has_a_reason_for_each(op: str) -> None:
+    text = str(explain_choice(query(op)))
+    assert text.splitlines() == [
+        "test-op on cuda sm_90, bf16, K = 8, V = 8, impl = 'auto': fast",
+        "  fast   chosen",
+        "  plain  can serve; a preferred one comes first",
+    ]
+    assert "can serve; not asked for" in str(explain_choice(query(op), "plain"))
+
+
+def test_explain_runs_nothing_and_checks_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    kwargs = make_step(Problem(B=2))
+    before = kwargs["state"].clone()
+    explanation = kda2.explain(kda2.kda_step, **kwargs, impl="torch")
+    assert explanation.chosen == "torch" and torch.equal(kwargs["state"], before)
+    assert [name for name, _ in explanation.verdicts] == ["triton", "torch", "reference"]
+    with pytest.raises(kda2.InvalidValue, match="state must be"):
+        kda2.explain(kda2.kda_step, **{**kwargs, "state": before[:1]})
+
+
+def test_explain_after_a_failed_explain_still_runs_calls() -> None:
+    kwargs = make(Problem(T=4))
+    with pytest.raises(kda2.InvalidValue):
+        kda2.explain(kda2.kda, **{**kwargs, "scale": float("nan")})
+    o, _ = kda2.kda(**kwargs, impl="torch")
+    assert o.isfinite().all()
+
+
+def test_explaining_a_refusal_does_not_raise() -> None:
+    kwargs = {**make(Problem(T=4, dtype=torch.float32)), "impl": "triton", "deterministic": True}
+    explanation = kda2.explain(kda2.kda, **{name: upcast(x) for name, x in kwargs.items()})
+    assert explanation.chosen is None and explanation.query.dtype == "fp64" and explanation.query.deterministic
+    verdicts = dict(explanation.verdicts)
+    assert not verdicts["triton"].ok and verdicts["torch"].ok and verdicts["reference"].ok
+
+
+def test_explain_of_something_else() -> None:
+    with pytest.raises(TypeError, match="explain wants a public call of kda2"):
+        kda2.explain(max, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias"])
+def test_any_input_that_requires_grad_counts(name: str) -> None:
+    kwargs = make(Problem(T=4, dtype=torch.float32))
+    gate = kwargs["gate"]
+    tensor = getattr(gate, name) if name in ("A_log", "dt_bias") else kwargs[name]
+    tensor.requires_grad_()
+    assert kda2.explain(kda2.kda, **kwargs).query.needs_grad
+    with torch.no_grad():
+        assert not kda2.explain(kda2.kda, **kwargs).query.needs_grad

@@ -1,0 +1,93 @@
+"""Shapes that nobody listed: drawn at random, the same ones every time."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kda2
+from kda2.testing import Problem, judge, judge_step, make, make_step
+from kda2.testing.inputs import RESTRIDE
+from kda2.testing.verify import expected
+
+DTYPES = st.sampled_from((torch.bfloat16, torch.float16, torch.float32))
+EXAMPLES = 8 if os.environ.get("TRITON_INTERPRET") == "1" else 40
+few = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+IMPLS = pytest.mark.parametrize(
+    ("impl", "device"),
+    [
+        ("torch", "cpu"),
+        pytest.param("triton", "cpu", marks=pytest.mark.interpreter),
+        pytest.param("triton", "cuda", marks=pytest.mark.gpu),
+    ],
+)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Any call within the contract whose conditioning is ordinary: at least 8 channels."""
+    H = draw(st.integers(1, 2))
+    packed = draw(st.booleans())
+    sigmoid = draw(st.booleans())
+    return Problem(
+        lengths=tuple(draw(st.lists(st.integers(0, 70), max_size=3))) if packed else None,
+        tail=draw(st.integers(0, 5)) if packed else 0,
+        B=1 if packed else draw(st.integers(0, 2)),
+        T=draw(st.integers(0, 90)),
+        H=H,
+        HV=H * draw(st.integers(1, 2)),
+        K=draw(st.integers(8, 80)),
+        V=draw(st.integers(1, 80)),
+        dtype=draw(DTYPES),
+        g_dtype=draw(st.sampled_from((None, torch.float32))),
+        gate=draw(st.sampled_from(("log", "log_bounded", "softplus", "bounded"))),
+        regime=draw(st.sampled_from(("strong", "weak", "mixed", "none"))),
+        dt_bias=draw(st.booleans()),
+        qk_l2norm=draw(st.booleans()),
+        beta_sigmoid=sigmoid,
+        neg_eigval=sigmoid and draw(st.booleans()),
+        state=draw(st.sampled_from((None, torch.float32, torch.bfloat16))),
+        final_state=draw(st.booleans()),
+        layout=draw(st.sampled_from(("kv", "vk"))),
+        strides=draw(st.sampled_from(tuple(RESTRIDE))),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+def on(device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments on `device`, strides kept."""
+    moved = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in kwargs.items()}
+    gate = kwargs["gate"]
+    if gate.A_log is not None:
+        bias = None if gate.dt_bias is None else gate.dt_bias.to(device)
+        moved["gate"] = kda2.Gate(gate.kind, gate.A_log.to(device), bias, gate.lower_bound)
+    return moved
+
+
+@IMPLS
+@few
+@given(problem=problems())
+def test_prefill(impl: str, device: str, problem: Problem) -> None:
+    kwargs = make(problem)
+    got = kda2.kda(**on(device, kwargs), impl=impl)
+    comparisons = judge((got[0].cpu(), None if got[1] is None else got[1].cpu()), expected(kwargs), kwargs)
+    assert all(c.ok for c in comparisons), "\n".join(map(str, comparisons))
+
+
+@IMPLS
+@few
+@given(problem=problems(), rows=st.integers(0, 4), data=st.data())
+def test_step(impl: str, device: str, problem: Problem, rows: int, data: st.DataObject) -> None:
+    slots = rows + 2
+    indices = data.draw(st.permutations(range(slots)))[:rows]
+    pad = data.draw(st.sampled_from((-1, 0)))
+    kwargs = make_step(replace(problem, B=rows), slots=slots, indices=indices, pad_slot=pad)
+    o, state = kda2.kda_step(**on(device, kwargs), inplace=False, impl=impl)
+    comparisons = judge_step((o.cpu(), state.cpu()), kwargs)
+    assert all(c.ok for c in comparisons), "\n".join(map(str, comparisons))

@@ -1,0 +1,191 @@
+"""The judge accepts faithful implementations and kills mutants: one wrong idea each, as seen in real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+import kda2
+from kda2.ops.kda.torch import stages
+from kda2.ops.kda.transforms import first_state, transform
+from kda2.testing import FAMILIES, Problem, checked, judge, make, oracle, same_roundings, upcast, verify
+from kda2.testing.oracle import Outputs
+
+verify_module = import_module("kda2.testing.verify")  # the package's `verify` is the function
+
+PROBLEM = Problem(T=130, H=1, HV=2, K=32, V=32)
+torch_kda = partial(kda2.kda, impl="torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_kernel_with_rounded_operands_passes(family: str, dtype: torch.dtype) -> None:
+    operand = None if dtype == torch.float32 else torch.bfloat16
+
+    def run(**kwargs: Any) -> Outputs:
+        return same_roundings(kwargs, operand=operand)
+
+    verdict = verify(run, family, replace(PROBLEM, dtype=dtype))
+    assert verdict.ok and 0 <= verdict.margin <= 1, verdict.explain()
+
+
+def no_delta(**kwargs: Any) -> Outputs:
+    """Gated linear attention: what the state predicts is not subtracted."""
+    call = checked(kwargs)
+    x = transform(call.q, call.k, call.v, call.g, call.beta, call.options)
+    state, o = first_state(call, torch.float32)[0], []
+    for q, k, v, g, beta in zip(*(tokens[0] for tokens in x), strict=True):
+        state = g.exp()[..., None] * state + beta[:, None, None] * k[..., None] * v[:, None]
+        o.append((state * q[..., None]).sum(-2))
+    return torch.stack(o)[None].to(call.v.dtype), state[None]
+
+
+def no_initial_state(**kwargs: Any) -> Outputs:
+    initial = kwargs["initial_state"]
+    return torch_kda(**{**kwargs, "initial_state": None if initial is None else torch.zeros_like(initial)})
+
+
+def swapped_layout(**kwargs: Any) -> Outputs:
+    o, state = torch_kda(**kwargs)
+    return o, None if state is None else state.mT.contiguous()
+
+
+def late_decay(**kwargs: Any) -> Outputs:
+    """Each token decays by the gate of the one before it."""
+    return torch_kda(**{**kwargs, "g": kwargs["g"].roll(1, dims=1)})
+
+
+def joint_norm(**kwargs: Any) -> Outputs:
+    """q is divided by k's norm."""
+    q, k = kwargs["q"].float(), kwargs["k"].float()
+    norm = k.norm(dim=-1, keepdim=True)
+    normalised = {"q": (q / norm).to(kwargs["q"].dtype), "k": (k / norm).to(kwargs["k"].dtype)}
+    return torch_kda(**{**kwargs, **normalised, "qk_l2norm": False})
+
+
+def stale_state(**kwargs: Any) -> Outputs:
+    """The final state lacks the last token."""
+    shorter = {name: kwargs[name][:, :-1] for name in ("q", "k", "v", "g", "beta")}
+    o, _ = torch_kda(**kwargs)
+    return o, torch_kda(**{**kwargs, **shorter})[1]
+
+
+def forgotten_state(**kwargs: Any) -> Outputs:
+    return torch_kda(**kwargs)[0], None
+
+
+def wrong_dtype(**kwargs: Any) -> Outputs:
+    o, state = torch_kda(**kwargs)
+    return o.float(), state
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [no_delta, no_initial_state, swapped_layout, late_decay, joint_norm, stale_state, forgotten_state,
+     wrong_dtype],
+)  # fmt: skip
+def test_mutants_of_the_formula_die(mutant: Callable[..., Outputs]) -> None:
+    verdict = verify(mutant, "random", PROBLEM)
+    assert not verdict.ok and verdict.margin > 3, verdict.explain()
+
+
+def test_a_mutant_in_one_head_and_one_chunk_dies() -> None:
+    def run(**kwargs: Any) -> Outputs:
+        o, state = torch_kda(**kwargs)
+        o[:, 64:66, 1, 3] *= 1.5
+        return o, state
+
+    verdict = verify(run, "random", PROBLEM)
+    assert not verdict.ok and "head 1, channel 3" in verdict.explain()
+
+
+def with_mutated(module: Any, name: str, mutant: Callable[..., Any]) -> Callable[..., Outputs]:
+    """The torch implementation with one function replaced, while it runs."""
+
+    def run(**kwargs: Any) -> Outputs:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, name, mutant)
+            return torch_kda(**kwargs)
+
+    return run
+
+
+def test_differences_of_prefix_sums_die() -> None:
+    """exp(G_C - G) from two sums that cancel beside log decays of -1000, or are both infinite at a reset."""
+
+    def from_prefix_sums(g: torch.Tensor) -> torch.Tensor:
+        G = g.cumsum(-2)
+        return G[..., -1:, :] - G
+
+    run = with_mutated(stages, "suffix_sum", from_prefix_sums)
+    fp32 = replace(PROBLEM, dtype=torch.float32)
+    assert not verify(run, "deep_gate", fp32).ok and not verify(run, "reset_log", fp32).ok
+
+
+def test_truncated_neumann_series_dies_on_repeated_keys() -> None:
+    """(I + A)^-1 as a series of 16 terms in place of substitution."""
+
+    def series(A: torch.Tensor, B: torch.Tensor, **_: Any) -> torch.Tensor:
+        total, power = torch.zeros_like(A), torch.eye(A.shape[-1]).expand_as(A)
+        for _ in range(16):
+            total, power = total + power, -power @ A
+        return total @ B
+
+    assert not verify(with_mutated(torch.linalg, "solve_triangular", series), "repeated_keys", PROBLEM).ok
+
+
+def test_limits_have_a_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that diverges must not excuse a kernel that does."""
+    monkeypatch.setattr(verify_module, "same_roundings", lambda kwargs, operand: tuple(1e9 * x for x in oracle(kwargs)))
+    verdict = verify(torch_kda, "repeated_keys", PROBLEM)
+    assert [c.limit for c in verdict.comparisons] == [0.1, 0.1]
+
+
+def test_nan_in_another_sequence_is_excused_only_there() -> None:
+    def leaks(**kwargs: Any) -> Outputs:
+        o, state = torch_kda(**kwargs)
+        o[:, 60] = torch.nan  # the sequence after the spoilt one
+        return o, state
+
+    assert verify(torch_kda, "nan_neighbour", PROBLEM).ok
+    verdict = verify(leaks, "nan_neighbour", PROBLEM)
+    assert not verdict.ok and "sequence 1, token 2" in verdict.explain()
+
+
+def test_state_that_nobody_asked_for() -> None:
+    kwargs = make(replace(PROBLEM, final_state=False))
+    o, none = oracle(kwargs)
+    assert none is None
+    extra = judge((o.bfloat16(), torch.zeros(1)), (o, None), kwargs)
+    assert [c.ok for c in extra] == [True, False] and "none was asked for" in extra[1].explain()
+
+
+def test_limits_of_ill_conditioned_families_come_from_the_roundings() -> None:
+    verdict = verify(torch_kda, "repeated_keys_neg_eigval", PROBLEM)
+    assert verdict.comparisons[0].limit > 6e-3 and verdict.ok
+    assert verify(torch_kda, "random", PROBLEM).comparisons[0].limit == 6e-3
+
+
+def test_oracle_starts_from_the_state_as_stored() -> None:
+    kwargs = make(replace(PROBLEM, T=0, state=torch.bfloat16))
+    _, state = oracle(kwargs)
+    assert state is not None and state.dtype == torch.float64
+    assert torch.equal(state, kwargs["initial_state"].double())
+
+
+def test_upcast_reaches_the_gate_and_leaves_the_rest() -> None:
+    up = upcast(make(replace(PROBLEM, lengths=(3,), gate="softplus")))
+    assert up["gate"].A_log.dtype == torch.float64 and up["cu_seqlens"].dtype == torch.int64
+    assert up["scale"] is None and up["state_layout"] == "kv"
+
+
+def test_checked_fills_in_the_defaults_of_the_call() -> None:
+    kwargs = make(replace(PROBLEM, gate="log"))
+    call = checked({name: kwargs[name] for name in ("q", "k", "v", "g", "beta")})
+    assert call.options.scale == 32**-0.5 and call.initial_state is None and call.options.gate.kind == "log"

@@ -1,0 +1,91 @@
+"""Captures: what a layer called kda2 with, kept and read back exactly, its gate described in numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import kda2
+from kda2.errors import InvalidValue
+from kda2.testing import Problem, make
+from kda2.workbench import capture as captures
+from kda2.workbench.capture import Capture
+
+
+@pytest.mark.parametrize("gate", ["softplus", "bounded"])
+def test_the_example_layer_is_captured(gate: str) -> None:
+    capture = captures.from_example(64, gate)
+    facts = capture.facts()
+    assert (facts["tokens"], facts["heads"], facts["K"], facts["V"]) == (64, 4, 128, 128)
+    assert facts["gate"] == gate
+    assert facts["qk_l2norm"] and facts["beta_sigmoid"] and facts["output_final_state"]
+    assert facts["origin"]["text"] == "attention.txt"
+    half_life = facts["regime"]["half_life_tokens"]
+    assert half_life["p1"] < 4 < 20 < half_life["p99"]  # some channels forget at once, some remember
+
+
+def test_the_example_is_the_same_every_time() -> None:
+    a, b = captures.from_example(32, "softplus"), captures.from_example(32, "softplus")
+    assert torch.equal(a.kwargs["q"], b.kwargs["q"])
+
+
+def test_the_example_text_is_long_enough() -> None:
+    assert captures.from_example(2048, "bounded").kwargs["q"].shape[1] == 2048
+    with pytest.raises(ValueError, match="at least 9999 bytes"):
+        captures.from_example(9999, "softplus")
+
+
+@pytest.mark.parametrize("lengths", [None, (5, 0, 9)])
+@pytest.mark.parametrize("gate", ["log", "log_bounded", "softplus", "bounded"])
+def test_saved_and_loaded(tmp_path: Path, gate: str, lengths: tuple[int, ...] | None) -> None:
+    capture = Capture(make(Problem(T=9, lengths=lengths, gate=gate, K=16, V=8, HV=4, layout="vk")), {"layer": "none"})
+    path = tmp_path / "deep" / "c.safetensors"
+    digest = capture.save(path)
+    loaded = Capture.load(path)
+    assert loaded.facts() == capture.facts()
+    assert loaded.save(tmp_path / "again.safetensors") == digest
+    for got, want in zip(kda2.kda(**loaded.kwargs), kda2.kda(**capture.kwargs), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_first_tokens() -> None:
+    capture = captures.from_example(64, "softplus")
+    o, _ = kda2.kda(**capture.first(10).kwargs)
+    whole, _ = kda2.kda(**capture.kwargs)
+    torch.testing.assert_close(o, whole[:, :10])
+
+
+def test_the_half_life_is_the_gates() -> None:
+    kwargs = make(Problem(T=8, gate="log"))
+    kwargs["g"] = torch.full_like(kwargs["g"], math.log(0.5) / 4, dtype=torch.float32)
+    kwargs["g"][:, 0] = -torch.inf
+    regime = Capture(kwargs).facts()["regime"]
+    assert regime["half_life_tokens"]["p50"] == pytest.approx(4, rel=1e-5)
+    assert regime["resets"] == kwargs["g"][:, 0].numel()
+    assert sum(regime["histogram"]["count"]) == kwargs["g"][:, 1:].numel()
+
+
+def test_what_is_no_capture(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="does not exist"):
+        Capture.load(tmp_path / "none.safetensors")
+    (tmp_path / "x.safetensors").write_bytes(b"hello")
+    with pytest.raises(InvalidValue, match="--inputs must be a safetensors file"):
+        Capture.load(tmp_path / "x.safetensors")
+
+
+def test_a_call_that_kda2_refuses_is_no_capture() -> None:
+    kwargs = make(Problem(T=4))
+    with pytest.raises(InvalidValue, match="v must be"):
+        Capture({**kwargs, "v": kwargs["v"][:, :3]})
+
+
+def test_recording_ends() -> None:
+    original = kda2.kda
+    with captures.recording() as calls:
+        kda2.kda(**make(Problem(T=3)))
+    kda2.kda(**make(Problem(T=3)))
+    assert kda2.kda is original
+    assert len(calls) == 1

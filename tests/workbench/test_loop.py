@@ -1,0 +1,186 @@
+"""The main job on a tiny capture: every stage runs, the ledger tells it all, the report comes from the ledger alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kda2.contract import KernelConfig
+from kda2.testing import Problem, make
+from kda2.workbench import ledger as ledgers
+from kda2.workbench import loop, predict
+from kda2.workbench.candidates import TRITON, Proposal, meta_call, propose
+from kda2.workbench.capture import Capture
+from kda2.workbench.ladder import Builder, parse
+from kda2.workbench.loop import Options, Outcome
+from kda2.workbench.predict import StageLoad
+from kda2.workbench.records import STAGES, Verdict
+from kda2.workbench.report import render
+from kda2.workbench.report.render import tell
+from kda2.workbench.verifier import Task, verify_candidate
+from kda2.workbench.verifier.numerics import CAPTURE
+
+FAMILIES = ("random", "one_token")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("capture") / "tiny.safetensors"
+    Capture(make(Problem(T=20, H=1, HV=1, K=32, V=32)), {"layer": "none"}).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def outcome(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("run")
+    options = Options(folder, 90, inputs, families=FAMILIES, variants=False, seed=1)
+    return loop.run(options, lambda *_: None)
+
+
+def task(inputs: Path, **changes: object) -> Task:
+    fields = {
+        "impl": "torch", "configs": None, "capture": str(inputs), "tokens": None, "families": ("random",),
+        "sizes": loop.INTERPRETER_SIZES, "device": "cpu", "seed": 0, "interpreted": False,
+    }  # fmt: skip
+    return Task(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_every_implementation_is_judged(outcome: Outcome) -> None:
+    assert {c.name for c in outcome.candidates} == {"triton", "torch", "reference"}
+    assert outcome.ok
+    for c in outcome.candidates:
+        assert [v.stage for v in c.verdicts] == list(STAGES)
+        assert c.correct
+
+
+def test_stages_that_cannot_run_say_why_and_nothing_is_measured(outcome: Outcome) -> None:
+    if outcome.label == "measured":
+        pytest.skip("this machine has a GPU")
+    by_stage = {v.stage: v.outcome for v in outcome.candidates[0].verdicts}
+    assert all(by_stage[stage] == "not_run(no CUDA device)" for stage in ("L4", "L5", "L6", "L7"))
+    assert outcome.label == "predicted"
+    assert all(c.latency_us is None for c in outcome.candidates)
+
+
+def test_the_evidence_of_a_pass(outcome: Outcome) -> None:
+    triton = next(c for c in outcome.candidates if c.name == TRITON)
+    stages = next(v for v in triton.verdicts if v.stage == "L1").evidence["stages"]
+    assert set(stages) == {"prepare", "state", "output"}
+    assert all(s["registers"] > 0 and s["shared"] > 0 and s["instructions"] > 100 for s in stages.values())
+    numerics = next(v for v in triton.verdicts if v.stage in ("L3", "L4")).evidence["families"]
+    assert list(numerics) == [CAPTURE, *FAMILIES]
+    for result in numerics.values():
+        assert 0 < result["margin"] <= 1
+        assert set(result["quantities"]) == {"o", "final state"}
+
+
+def test_the_ledger_tells_it_all(outcome: Outcome) -> None:
+    assert ledgers.verify(outcome.ledger).ok
+    kinds = [line.kind for line in ledgers.read(outcome.ledger)]
+    assert kinds[0] == "run"
+    assert kinds[-1] == "choice"
+    assert kinds.count("verdict") == 3 * len(STAGES)
+
+
+def test_the_report_needs_nothing_but_the_ledger(outcome: Outcome, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere.jsonl"
+    copy.write_bytes(outcome.ledger.read_bytes())
+    page = render(copy)
+    assert outcome.chosen is not None
+    assert outcome.chosen in page
+    assert ledgers.verify(copy).head in page
+    # the page's own markup: plotly's script is full of addresses that it does not load
+    markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"(src|href)\s*=", markup)
+    assert "@import" not in markup and "url(" not in markup
+
+
+def test_what_a_ledger_says_is_escaped(outcome: Outcome, tmp_path: Path) -> None:
+    ledger = ledgers.Ledger(tmp_path / "x.jsonl")
+    for line in ledgers.read(outcome.ledger):
+        payload = line.payload
+        if line.kind == "run":
+            payload["capture"]["origin"] = {"layer": "<script>alert(1)</script>"}
+        ledger.append(line.kind, payload)
+    assert "<script>alert(1)" not in render(ledger.path)
+
+
+def test_stopping_keeps_what_was_found(inputs: Path, tmp_path: Path) -> None:
+    def stop(candidate: str, stage: str, text: str) -> None:
+        if (candidate, stage, text) == (TRITON, "L3", "queued"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(Options(tmp_path, 90, inputs, families=(), variants=False), stop)
+    lines = list(ledgers.read(tmp_path / "ledger.jsonl"))
+    assert [line.kind for line in lines][-4:] == ["verdict", "verdict", "verdict", "stopped"]
+    assert tell(lines).stopped["reason"] == "KeyboardInterrupt"
+    assert "Stopped before a choice" in (tmp_path / "report.html").read_text()
+
+
+def test_variants_are_the_shipped_configuration_with_one_change(inputs: Path) -> None:
+    proposals = [p for p in propose(Capture.load(inputs)) if p.impl == TRITON]
+    base, *variants = proposals
+    assert base.shipped and not any(v.shipped for v in variants)
+    assert 4 <= len(variants) <= 6
+    assert len({p.name for p in proposals}) == len(proposals)
+    for v in variants:
+        assert v.parent == TRITON and v.parameters() != base.parameters()
+
+
+def test_a_configuration_that_no_kernel_can_have_fails_before_it_is_built() -> None:
+    odd = {"prepare": KernelConfig(3, 1, {"BT": 64})}
+    verdict = parse(Proposal("odd", TRITON, odd, TRITON, ""))
+    assert verdict.outcome == "fail"
+    assert verdict.evidence["not_powers_of_two"] == ["prepare num_warps=3"]
+
+
+def test_what_does_not_fit_a_device_fails_at_l1(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loop.device.SHARED_MEMORY_LIMIT, 90, 1024)
+    capture = Capture.load(inputs)
+    (base, *_) = [p for p in propose(capture) if p.impl == TRITON]
+    l1, _ = Builder(90).judge(base, meta_call(capture))
+    assert l1.outcome == "fail"
+    assert "at most 972" in l1.evidence["checks"]["state"]["expected"]
+
+
+def test_an_output_that_is_not_finite_fails(inputs: Path, tmp_path: Path) -> None:
+    capture = Capture.load(inputs)
+    spoilt = capture.kwargs["v"].clone()
+    spoilt[0, 7] = float("nan")
+    Capture({**capture.kwargs, "v": spoilt}).save(tmp_path / "nan.safetensors")
+    verdict = verify_candidate(task(tmp_path / "nan.safetensors"), lambda _: None, set())
+    assert verdict.outcome == "fail"
+    assert verdict.stage == "L3"
+    assert not verdict.evidence["families"][CAPTURE]["ok"]
+    assert verdict.evidence["families"]["random"]["ok"]
+
+
+def test_a_crash_is_a_failed_verdict(inputs: Path) -> None:
+    verdict = verify_candidate(task(inputs, impl="nothing"), lambda _: None, set())
+    assert verdict.outcome == "fail"
+    assert "impl must be" in verdict.evidence["ended"]
+
+
+def test_the_model_ranks_by_instructions_and_bytes() -> None:
+    light, heavy = StageLoad(132, 4, 1000, 1, 0), StageLoad(132, 4, 2000, 1, 0)
+    part = predict.PARTS[90]
+    assert predict.stage_us(heavy, part) == pytest.approx(2 * predict.stage_us(light, part))
+    assert predict.stage_us(StageLoad(264, 4, 1000, 1, 0), part) == pytest.approx(2 * predict.stage_us(light, part))
+    assert predict.stage_us(StageLoad(1, 4, 1, 1, 4_800_000), part) == pytest.approx(1.0)
+    assert predict.modelled_us([light], arch=75) is None
+
+
+def test_the_model_displaces_the_shipped_one_only_by_a_margin() -> None:
+    assert predict.best({"triton": 10.0, "other": 9.0}, "triton") == "triton"
+    assert predict.best({"triton": 10.0, "other": 7.0}, "triton") == "other"
+    assert predict.best({"other": 7.0}, "triton") == "other"
+    assert predict.best({}, "triton") is None
+
+
+def test_a_verdict_that_did_not_run_upgrades_nothing(outcome: Outcome) -> None:
+    some = outcome.candidates[0]
+    verdicts = [Verdict(stage=v.stage, outcome="not_run(x)") if v.stage in ("L3", "L4") else v for v in some.verdicts]
+    assert not some.model_copy(update={"verdicts": tuple(verdicts)}).correct

@@ -1,0 +1,74 @@
+"""The page of figures: newest records, honest ratios, stale ops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kda2.workbench import page as pages
+from kda2.workbench.profiler.environment import source_hash
+from kda2.workbench.records import BenchRecord, TestRun
+
+CASE = {"seqlens": [1024], "heads": 64, "kv_heads": None, "k": 128, "v": 128, "dtype": "bf16", "gate": "weak"}
+
+
+def record(impl: str, us: float | None, run: str = "r1", utc: str = "2026-01-01T00:00:00Z", **more: Any) -> str:
+    fields = {
+        "run": run, "utc": utc, "suite": "kda-prefill", "case": CASE, "impl": impl, "median_us": us,
+        "samples": 200 if us else 0, "rel_err": {"o": 2e-3, "state": 1e-3}, "floor_us": 20.0,
+        "status": "ok" if us else "oom", "device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0",
+        "triton": "3.6.0", "version": "0.1.0", "source": source_hash("kda") if impl.startswith("kda2") else None,
+        "commit": "abc123",
+    }  # fmt: skip
+    return BenchRecord.model_validate({**fields, **more}).line() + "\n"
+
+
+def page(folder: Path, *lines: str) -> str:
+    (folder / "kda-prefill.jsonl").write_text("".join(lines))
+    return pages.page(pages.load(folder))
+
+
+def test_empty(tmp_path: Path) -> None:
+    assert "No records yet." in pages.page(pages.load(tmp_path))
+
+
+def test_ratios_errors_and_provenance(tmp_path: Path) -> None:
+    text = page(tmp_path, record("fla", 300.0), record("kda2:triton", 150.0), record("cudnn", None))
+    assert "| case | floor | kda2:triton | vs fla | fla | cudnn | vs fla |" in text
+    assert "| H64-1024-weak | 20 | 150.0 | 2.00x | 300.0 | oom |  |" in text
+    assert "2.0e-03 / 1.0e-03" in text
+    assert "NVIDIA H200, driver 580.1, torch 2.11.0, triton 3.6.0, commit abc123" in text
+
+
+def test_the_newest_record_is_shown_and_never_compared_across_runs(tmp_path: Path) -> None:
+    later = record("kda2:triton", 100.0, run="r2", utc="2026-02-01T00:00:00Z")
+    text = page(tmp_path, later, record("fla", 300.0), record("kda2:triton", 150.0))
+    assert "| H64-1024-weak | 20 | 100.0 |  | 300.0 |" in text
+
+
+def test_cold_starts_have_their_own_table(tmp_path: Path) -> None:
+    cold = record("kda2:triton", 2.5e6, case={**CASE, "cold": True}, samples=1)
+    text = page(tmp_path, record("kda2:triton", 150.0), cold)
+    assert "| H64-1024-weak-cold | 2.50 |" in text
+    assert "| H64-1024-weak | 20 | 150.0 |" in text
+
+
+def test_stale(tmp_path: Path) -> None:
+    (tmp_path / "kda-prefill.jsonl").write_text(record("kda2:triton", 1.0, source="0" * 64) + record("fla", 1.0))
+    assert pages.stale(pages.load(tmp_path)) == {"kda": ["kda-prefill: kda2:triton"]}
+    (tmp_path / "kda-prefill.jsonl").write_text(record("kda2:triton", 1.0))
+    assert pages.stale(pages.load(tmp_path)) == {}
+
+
+@pytest.mark.parametrize(("source", "found"), [("0" * 64, {"kda": ["tests: kda-gpu"]}), (None, {})])
+def test_gpu_tests(tmp_path: Path, source: str | None, found: dict[str, list[str]]) -> None:
+    run = TestRun(
+        run="r", utc="2026-01-01T00:00:00Z", suite="kda-gpu", passed=90, failed=0, skipped=2, device="NVIDIA H200",
+        torch="2.11.0", triton="3.6.0", version="0.1.0", source=source,
+    )  # fmt: skip
+    (tmp_path / "gpu-tests.jsonl").write_text(run.line() + "\n")
+    records = pages.load(tmp_path)
+    assert "| kda-gpu | 90 | 0 | 2 | NVIDIA H200 |" in pages.page(records)
+    assert pages.stale(records) == found

@@ -1,0 +1,95 @@
+"""Records: what may be written down, and what may not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kda2.workbench.records import BadRecord, BenchRecord, Candidate, Verdict, read_lines
+
+CASE = {"seqlens": [8192], "heads": 64, "kv_heads": None, "k": 128, "v": 128, "dtype": "bf16", "gate": "strong"}
+
+
+def record(**changes: Any) -> BenchRecord:
+    fields = {
+        "run": "r", "utc": "2026-01-01T00:00:00Z", "suite": "kda-prefill", "case": {**CASE, "state": "fp32-in-out"},
+        "impl": "kda2:triton", "median_us": 10.0, "samples": 200, "call_us": 5.0, "rel_err": {"o": 1e-3},
+        "status": "ok", "device": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "version": "0.1.0",
+    }  # fmt: skip
+    return BenchRecord.model_validate({**fields, **changes})
+
+
+def verdict(stage: str, outcome: str, **evidence: Any) -> Verdict:
+    return Verdict.model_validate({"stage": stage, "outcome": outcome, "evidence": evidence})
+
+
+def candidate(*verdicts: Verdict, latency_us: float | None = None) -> Candidate:
+    return Candidate(name="c", op="kda", impl="triton", writer="kda2", verdicts=verdicts, latency_us=latency_us)
+
+
+def test_a_line_has_the_schema_and_no_absent_fields() -> None:
+    line = json.loads(record().line())
+    assert line["schema"] == 1
+    assert line["case"]["kv_heads"] is None  # a case says that it has none
+    assert "p95_us" not in line and "driver" not in line
+
+
+@pytest.mark.parametrize("status", ["oom", "unsupported(K = 300)"])
+def test_only_ok_records_have_times(status: str) -> None:
+    assert "median_us" not in json.loads(record(status=status, median_us=None, call_us=None).line())
+    for time in ({"median_us": 1.0, "call_us": None}, {"median_us": None, "call_us": 1.0}):
+        with pytest.raises(ValueError, match="allows no times"):
+            record(status=status, **time)
+
+
+def test_ok_needs_a_time_and_p95_needs_a_thousand_samples() -> None:
+    with pytest.raises(ValueError, match="ok needs median_us"):
+        record(median_us=None)
+    with pytest.raises(ValueError, match="1000 samples"):
+        record(p95_us=12.0, samples=999)
+    assert record(p95_us=12.0, samples=1000).p95_us == 12.0
+
+
+@pytest.mark.parametrize("status", ["fine", "unsupported", "unsupported()", "OK"])
+def test_unknown_status(status: str) -> None:
+    with pytest.raises(ValueError, match="status must be"):
+        record(status=status, median_us=None, call_us=None)
+
+
+def test_unknown_fields_are_refused() -> None:
+    with pytest.raises(ValueError, match="Extra inputs"):
+        record(speed="fast")
+
+
+def test_reading_names_the_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(record().line() + "\n\n" + '{"schema": 1}\n')
+    with pytest.raises(BadRecord, match=r"x\.jsonl:3 is not a BenchRecord"):
+        list(read_lines(path, BenchRecord))
+
+
+def test_lines_read_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(record().line() + "\n")
+    assert list(read_lines(path, BenchRecord)) == [record()]
+
+
+@pytest.mark.parametrize("outcome", ["passed", "not_run", "not_run()", "PASS"])
+def test_unknown_outcome(outcome: str) -> None:
+    with pytest.raises(ValueError, match="outcome must be"):
+        verdict("L1", outcome)
+
+
+def test_a_latency_is_earned_by_numerics() -> None:
+    assert candidate(verdict("L1", "pass"), verdict("L4", "pass"), latency_us=5.0).latency_us == 5.0
+    for verdicts in (
+        (),
+        (verdict("L1", "pass"), verdict("L3", "not_run(no interpreter)")),
+        (verdict("L3", "pass"), verdict("L4", "fail")),
+        (verdict("L3", "pass"), verdict("L6", "invalid")),
+    ):
+        with pytest.raises(ValueError, match="did not pass its numerics"):
+            candidate(*verdicts, latency_us=5.0)
