@@ -67,3 +67,15 @@ def test_C7_only_the_published_step_replaces_what_a_key_held() -> None:
     torch.testing.assert_close(o.flatten(), second)
     assert (printed @ k - second).norm() > 0.1 * second.norm()
     assert (printed.mT @ k - second).norm() > 0.1 * second.norm()
+
+
+def test_C9_the_state_is_constant_where_a_kv_cache_grows() -> None:
+    """Bytes of one layer with 32 heads of 128 channels in bf16; the cache is that of 64K tokens."""
+    H, K, tokens = 32, 128, 64 * 1024
+    for T in (1, 3):
+        q, k, v, g = (torch.zeros(1, T, H, K, dtype=torch.bfloat16) for _ in range(4))
+        first = torch.zeros(1, H, K, K, dtype=torch.bfloat16)
+        _, state = kda2.kda(q, k, v, g, g[..., 0], initial_state=first, output_final_state=True, impl="reference")
+        assert state is not None and state.nbytes == 2**20
+    keys, values = (torch.empty(1, tokens, H, K, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    assert keys.nbytes + values.nbytes == 2**30

@@ -11,6 +11,7 @@ from kda2.workbench import page as pages
 from kda2.workbench.profiler.environment import source_hash
 from kda2.workbench.records import BenchRecord, TestRun
 
+ROOT = Path(__file__).parent.parent.parent
 CASE = {"seqlens": [1024], "heads": 64, "kv_heads": None, "k": 128, "v": 128, "dtype": "bf16", "gate": "weak"}
 
 
@@ -48,11 +49,38 @@ def test_the_newest_record_is_shown_and_never_compared_across_runs(tmp_path: Pat
     assert "| H64-1024-weak | 20 | 100.0 |  | 300.0 |" in text
 
 
+def test_host_times_have_their_own_table_where_they_were_taken(tmp_path: Path) -> None:
+    text = page(tmp_path, record("fla", 300.0, call_us=1345.6), record("kda2:triton", 150.0))
+    host = text[text.index("Host time of one call") : text.index("Relative error")]
+    assert "| case | kda2:triton | fla |" in host
+    assert "| H64-1024-weak |  | 1346 |" in host
+    assert "Host time" not in page(tmp_path, record("fla", 300.0))
+
+
+def test_p95_is_shown_where_there_is_one(tmp_path: Path) -> None:
+    text = page(tmp_path, record("fla", 300.0), record("kda2:triton", 150.0, p95_us=160.04, samples=1000))
+    assert "| H64-1024-weak | 20 | 150.0 (p95 160.0) | 2.00x | 300.0 |" in text
+
+
 def test_cold_starts_have_their_own_table(tmp_path: Path) -> None:
     cold = record("kda2:triton", 2.5e6, case={**CASE, "cold": True}, samples=1)
     text = page(tmp_path, record("kda2:triton", 150.0), cold)
     assert "| H64-1024-weak-cold | 2.50 |" in text
     assert "| H64-1024-weak | 20 | 150.0 |" in text
+
+
+def speeds(suite: str, peer: str, gates: tuple[str, ...] = ("strong", "weak")) -> set[bool]:
+    """Whether `kda2:triton` was faster than a peer: what came out wherever one run measured both."""
+    records = pages.newest(pages.load(ROOT / "benchmarks" / "records").suites[suite])
+    times = {(r.run, str(r.case), r.impl): r.median_us for r in records if r.median_us and r.case["gate"] in gates}
+    ours = {key[:2]: us for key, us in times.items() if key[2] == "kda2:triton"}
+    return {us < times[(*key, peer)] for key, us in ours.items() if (*key, peer) in times}
+
+
+def test_the_readme_says_what_the_records_say() -> None:
+    assert speeds("kda-prefill", "fla") == speeds("kda-step", "fla") == {True}
+    assert speeds("kda-prefill", "flash_kda") == speeds("kda-prefill", "cudnn", ("strong",)) == {False}
+    assert speeds("kda-prefill", "cudnn", ("weak",)) == {True}
 
 
 def test_stale(tmp_path: Path) -> None:

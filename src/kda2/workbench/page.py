@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,15 @@ This page is generated from `benchmarks/records/*.jsonl` by `kda2 records page`;
 measured with `kda2 bench SUITE --out benchmarks/records`, all implementations turn by turn on the same tensors in one
 run, each checked against an fp64 oracle before it is timed. Times are medians of the time on the device, in
 microseconds. `floor` is what the device's measured copy and product rates allow. Ratios compare implementations within
-one run only: how many times the speed of the first peer.
+one run only: how many times the speed of the first peer. An empty cell was not measured.
+
+The host time of a call is the median of what the host needs to enqueue it; it depends on the host's processor and load.
+Where it exceeds the time on the device, the host sets the pace of calls made one by one, unless a CUDA graph replays
+them.
+
+A case is named by its heads (`H64`), the lengths of its sequences (`8x1024`: eight of them, packed) or the batch and
+the dtype of the state (`B16-fp32`), and its gate: `strong` forgets everything within some 16 tokens, `weak` remembers
+hundreds of them and more, `mixed` does both in different heads, `none` never forgets.
 """
 
 
@@ -85,7 +93,7 @@ def _suite(name: str, records: Sequence[BenchRecord]) -> str:
     lines = [f"## {name}\n"]
     lines += _warm_table(warm) if warm else []
     if cold:
-        lines += ["\nFirst call of a new process, kernel caches empty, in seconds:\n", *_cold_table(cold)]
+        lines += ["\nFirst call of a new process, kernel caches empty, in seconds:\n", *_grid(cold, _seconds)]
     lines += ["", *(f"- {text}" for text in _provenance(records)), ""]
     return "\n".join(lines)
 
@@ -106,25 +114,31 @@ def _warm_table(records: Sequence[BenchRecord]) -> list[str]:
             if base is not None and impl != base:
                 row.append(_ratio(record, by_impl.get(base)))
         rows.append(row)
-    return [*_table(heads, rows), "", "Relative error of o / state against the fp64 oracle:", "", *_errors(records)]
+    lines = _table(heads, rows)
+    if any(r.call_us is not None for r in records):
+        lines += ["", "Host time of one call, in microseconds:", "", *_grid(records, _host_time)]
+    return [*lines, "", "Relative error of o / state against the fp64 oracle:", "", *_grid(records, _errors)]
 
 
-def _errors(records: Sequence[BenchRecord]) -> list[str]:
+def _grid(records: Sequence[BenchRecord], cell: Callable[[BenchRecord], str]) -> list[str]:
+    """Cases down, implementations across."""
     impls = _impls(records)
     rows = [
-        [name, *(" / ".join(f"{e:.1e}" for e in r.rel_err.values()) if (r := row.get(i)) else "" for i in impls)]
-        for name, row in _by_case(records).items()
+        [name, *(cell(row[impl]) if impl in row else "" for impl in impls)] for name, row in _by_case(records).items()
     ]
     return _table(["case", *impls], rows)
 
 
-def _cold_table(records: Sequence[BenchRecord]) -> list[str]:
-    impls = _impls(records)
-    rows = []
-    for name, row in _by_case(records).items():
-        cells = [row.get(i) for i in impls]
-        rows.append([name, *(f"{r.median_us / 1e6:.2f}" if r and r.median_us else _time(r) for r in cells)])
-    return _table(["case", *impls], rows)
+def _host_time(record: BenchRecord) -> str:
+    return "" if record.call_us is None else f"{record.call_us:.0f}"
+
+
+def _errors(record: BenchRecord) -> str:
+    return " / ".join(f"{e:.1e}" for e in record.rel_err.values())
+
+
+def _seconds(record: BenchRecord) -> str:
+    return f"{record.median_us / 1e6:.2f}" if record.median_us is not None else record.status
 
 
 def _tests(runs: Sequence[TestRun]) -> str:
@@ -178,7 +192,9 @@ def _by_case(records: Sequence[BenchRecord]) -> dict[str, dict[str, BenchRecord]
 def _time(record: BenchRecord | None) -> str:
     if record is None:
         return ""
-    return f"{record.median_us:.1f}" if record.median_us is not None else record.status
+    if record.median_us is None:
+        return record.status
+    return f"{record.median_us:.1f}" + (f" (p95 {record.p95_us:.1f})" if record.p95_us is not None else "")
 
 
 def _ratio(record: BenchRecord | None, base: BenchRecord | None) -> str:
