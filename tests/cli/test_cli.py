@@ -68,6 +68,9 @@ def test_bench_narrows(tiny: Path, tmp_path: Path) -> None:
         (["bench", "kda-step", "--device", "cpu", "--gates", "odd"], "--gates must be"),
         (["bench", "kda-step", "--device", "cpu", "--cases", "zzz"], "cases must be"),
         (["bench", "kda-step", "--device", "warp"], "--device must be"),
+        (["bench", "kda-step", "--device", "meta"], "--device must be"),
+        (["bench", "kda-step", "--device", "cpu", "--gates", ","], "--gates must be at least one name"),
+        (["bench", "kda-step", "--device", "cpu", "--impls", ","], "--impls must be at least one name"),
         (["bench", "kda-step", "--device", "cpu", "--impls", "fastest"], "impl must be"),
     ],
 )
@@ -84,6 +87,10 @@ def test_bad_usage_of_bench(arguments: list[str], words: str, tmp_path: Path) ->
         (["kda", "--target", "sm_1"], "--target must be one of sm_80"),
         (["kda", "--gate", "hard"], "--gate must be softplus or bounded"),
         (["kda", "--inputs", "none.safetensors"], "does not exist"),
+        (["kda", "--inputs", "/"], "--inputs must be a safetensors file"),
+        (["kda", "--families", "("], "--families must be a regular expression"),
+        (["kda", "--families", "no-such"], "--families must be matching one of random"),
+        (["kda", "--tokens", "99999"], "--tokens must be what the example can give"),
     ],
 )
 def test_bad_usage_of_run(arguments: list[str], words: str, tmp_path: Path) -> None:
@@ -91,6 +98,46 @@ def test_bad_usage_of_run(arguments: list[str], words: str, tmp_path: Path) -> N
     assert result.exit_code == 2
     assert words in result.stderr
     assert not list(tmp_path.iterdir())  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('suite = "kda-tiny"', 'suite = "../outside"', "suite must be a valid suite file"),
+        ("seqlens = [9]", "", "seqlens"),
+        ("seqlens = [9]", "seqlens = 9", "seqlens"),
+        ("seqlens = [9]", "seqlens = [9, -1]", "seqlens"),
+        ("heads = 1", "heads = 1\nkv_heads = -1", "kv_heads"),
+        ("k = 16", "k = 0", "greater than 0"),
+        ("k = 16", "k = 300", "q must be [..., K] with 1 <= K <= 256"),
+    ],
+)
+def test_bad_suites(tiny: Path, tmp_path: Path, old: str, new: str, words: str) -> None:
+    tiny.write_text(TINY.replace(old, new))
+    result = runner.invoke(app, ["bench", str(tiny), "--device", "cpu", "--out", str(tmp_path / "records")])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "kda-step", "--device", "cpu", "--out", "{file}"],
+        ["run", "kda", "--tokens", "8", "--out", "{file}"],
+        ["ledger", "log", "{folder}"],
+        ["ledger", "log", "{folder}/none"],
+        ["records", "page", "--folder", "{folder}"],
+    ],
+)
+def test_files_that_cannot_be_used_are_one_line(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "README.md").mkdir()  # where the page would go
+    (tmp_path / "file").touch()
+    places = {"file": str(tmp_path / "file"), "folder": str(tmp_path)}
+    result = runner.invoke(app, [a.format(**places) for a in arguments])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("kda2: ") and str(tmp_path) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_doctor() -> None:

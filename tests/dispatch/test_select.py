@@ -93,8 +93,10 @@ def test_explaining_a_refusal_does_not_raise() -> None:
 
 
 def test_explain_of_something_else() -> None:
-    with pytest.raises(TypeError, match="explain wants a public call of kda2"):
+    with pytest.raises(TypeError, match="function must be a public call of kda2"):
         kda2.explain(max, 1, 2)
+    with pytest.raises(kda2.InvalidType, match="function must be a public call of kda2, got NoneType"):
+        kda2.explain(None)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import kda2
 from kda2.errors import InvalidValue
@@ -74,6 +78,66 @@ def test_what_is_no_capture(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"hello")
     with pytest.raises(InvalidValue, match="--inputs must be a safetensors file"):
         Capture.load(tmp_path / "x.safetensors")
+
+
+def change(about: dict[str, Any], path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        about = about[parent]
+    about[name] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schema", 2),
+        ("options", None),
+        ("options.qk_l2norm", "no"),
+        ("options.scale", "1"),
+        ("options.unknown", 1),
+        ("gate.kind", "sigmoid"),
+        ("gate", "softplus"),
+        ("facts", {}),
+        ("facts.origin", 3),
+    ],
+)
+def test_metadata_that_kda2_did_not_write(tmp_path: Path, path: str, value: Any) -> None:
+    file = tmp_path / "c.safetensors"
+    Capture(make(Problem(T=4))).save(file)
+    tensors, about = contents(file)
+    change(about, path, value)
+    save_file(tensors, file, metadata={"kda2": json.dumps(about)})
+    with pytest.raises(InvalidValue, match="--inputs must be a safetensors file with kda2's metadata"):
+        Capture.load(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [("dt_bias", "dt_bais", r"with \['dt_bais'\]"), ("q", "Q", r"without \['q'\]"), ("A_log", None, "A_log must be")],
+)
+def test_tensors_under_other_names(tmp_path: Path, old: str, new: str | None, words: str) -> None:
+    file = tmp_path / "c.safetensors"
+    Capture(make(Problem(T=4))).save(file)
+    tensors, about = contents(file)
+    tensor = tensors.pop(old)
+    save_file(tensors | ({} if new is None else {new: tensor}), file, metadata={"kda2": json.dumps(about)})
+    with pytest.raises((kda2.InvalidValue, kda2.InvalidType), match=words):
+        Capture.load(file)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_file_cut_short(tmp_path: Path, kept: int) -> None:
+    file = tmp_path / "c.safetensors"
+    Capture(make(Problem(T=4))).save(file)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(InvalidValue, match="--inputs must be a safetensors file"):
+        Capture.load(file)
+
+
+def contents(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the metadata of a capture file."""
+    with safe_open(file, framework="pt") as f:
+        return {name: f.get_tensor(name) for name in f.keys()}, json.loads(f.metadata()["kda2"])  # noqa: SIM118
 
 
 def test_a_call_that_kda2_refuses_is_no_capture() -> None:

@@ -67,6 +67,22 @@ def test_swapped_lines_are_found(path: Path) -> None:
     assert not verify(path).ok
 
 
+def test_a_key_given_twice_is_found(path: Path) -> None:
+    """Readers of JSON may take the first or the last: a line has one form only."""
+    text = path.read_text()
+    path.write_text(text.replace('"payload": {"name": "n2"', '"payload": {"name": "forged"}, "payload": {"name": "n2"'))
+    assert "line 3 was changed: it is not written as a ledger writes it" in verify(path).problem
+
+
+def test_two_writers_do_not_break_the_chain(path: Path) -> None:
+    first, second = Ledger(path), Ledger(path)
+    first.append("mine", {})
+    with pytest.raises(LedgerWriteError, match="another writer"):
+        second.append("theirs", {})
+    first.append("mine", {})
+    assert verify(path) == ledgers.Check(6, first.head)
+
+
 def test_a_torn_last_line_is_reported_and_kept(path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
@@ -107,7 +123,7 @@ def test_a_full_disk_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_real_full_device() -> None:
     ledger = Ledger.__new__(Ledger)
-    ledger.path, ledger.seq, ledger.head = Path("/dev/full"), 0, ledgers.GENESIS
+    ledger.path, ledger.seq, ledger.head, ledger.size = Path("/dev/full"), 0, ledgers.GENESIS, 0
     if not ledger.path.exists():
         pytest.skip("no /dev/full")
     with pytest.raises(LedgerWriteError, match="cannot write /dev/full"):

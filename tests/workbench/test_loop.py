@@ -107,6 +107,18 @@ def test_what_a_ledger_says_is_escaped(outcome: Outcome, tmp_path: Path) -> None
     assert "<script>alert(1)" not in render(ledger.path)
 
 
+def test_a_gate_without_a_finite_decay_is_reported_too(outcome: Outcome, tmp_path: Path) -> None:
+    """A capture of resets alone, or of no token, has no half-life."""
+    ledger = ledgers.Ledger(tmp_path / "x.jsonl")
+    for line in ledgers.read(outcome.ledger):
+        payload = line.payload
+        if line.kind == "run":
+            payload["capture"]["regime"] = {"resets": 3}
+        ledger.append(line.kind, payload)
+    assert "median half-life" in render(outcome.ledger)
+    assert "median half-life" not in render(ledger.path)
+
+
 def test_stopping_keeps_what_was_found(inputs: Path, tmp_path: Path) -> None:
     def stop(candidate: str, stage: str, text: str) -> None:
         if (candidate, stage, text) == (TRITON, "L3", "queued"):

@@ -71,6 +71,13 @@ def test_reading_names_the_bad_line(tmp_path: Path) -> None:
         list(read_lines(path, BenchRecord))
 
 
+def test_a_line_that_is_no_text_is_named_too(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(record().line().encode() + b"\n\xff\xfe\n")
+    with pytest.raises(BadRecord, match=r"x\.jsonl:2 is not a BenchRecord"):
+        list(read_lines(path, BenchRecord))
+
+
 def test_lines_read_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(record().line() + "\n")

@@ -14,7 +14,7 @@ from kda2 import device
 from kda2.cli.common import FAILED, command, out
 from kda2.errors import InvalidValue
 from kda2.workbench.profiler import cold as cold_start
-from kda2.workbench.profiler.bench import Plan, Writer, run
+from kda2.workbench.profiler.bench import Plan, Writer, run, typed_case
 from kda2.workbench.profiler.suites import Suite, case_name, load_suite, select
 from kda2.workbench.profiler.table import results_table
 from kda2.workbench.records import BenchRecord
@@ -66,7 +66,9 @@ def _device(name: str) -> torch.device | None:
     except RuntimeError as e:
         raise InvalidValue("--device", "cuda, cuda:<index> or cpu", repr(name)) from e
     if target.type == "cpu":
-        return target
+        return torch.device("cpu")
+    if target.type != "cuda":
+        raise InvalidValue("--device", "cuda, cuda:<index> or cpu", repr(name))
     count = len(device.gpus())
     if count and (target.index or 0) >= count:
         raise InvalidValue("--device", f"one of {count} CUDA devices", repr(name))
@@ -76,17 +78,27 @@ def _device(name: str) -> torch.device | None:
 def _plan(
     suite: Suite, cases: str | None, gates: str | None, impls: str | None, samples: int | None, target: torch.device
 ) -> Plan:
-    regimes = _split(gates)
+    regimes = _split("--gates", gates)
     known = ("strong", "weak", "mixed", "none")
     if unknown := [g for g in regimes or () if g not in known]:
         raise InvalidValue("--gates", f"among {known}", repr(unknown[0]))
-    chosen = select(suite.cases(regimes), cases)
-    names = tuple(f"kda2:{n}" if n in ("triton", "torch", "reference") else n for n in _split(impls) or suite.impls)
+    every = suite.cases(regimes)
+    for case in every:
+        typed_case(suite.op, case)
+    chosen = select(every, cases)
+    names = tuple(
+        f"kda2:{n}" if n in ("triton", "torch", "reference") else n for n in _split("--impls", impls) or suite.impls
+    )
     return Plan(suite, tuple(chosen), names, samples or suite.samples, target)
 
 
-def _split(text: str | None) -> tuple[str, ...] | None:
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else None
+def _split(option: str, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not parts:
+        raise InvalidValue(option, "at least one name", repr(text))
+    return parts
 
 
 def _progress(r: BenchRecord) -> None:

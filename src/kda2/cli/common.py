@@ -21,7 +21,8 @@ P = ParamSpec("P")
 
 
 def command(function: Callable[P, None]) -> Callable[P, None]:
-    """Turn kda2's own exceptions into one line on stderr and an exit code; a bug keeps its traceback."""
+    """Turn kda2's own exceptions and those of files (absent, not readable, disk full) into one line on stderr and an
+    exit code; a bug keeps its traceback."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -33,6 +34,11 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
             code = _say(e, BAD_USAGE)
         except KDA2Error as e:
             code = _say(e, FAILED)
+        except BrokenPipeError:  # whoever read the output has left
+            raise
+        except OSError as e:
+            where = f": {e.filename}" if e.filename is not None else ""
+            code = _say(f"{e.strerror or e}{where}", FAILED)
         except KeyboardInterrupt:
             err.print("stopped")
             code = STOPPED
@@ -43,6 +49,6 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def _say(e: KDA2Error, code: int) -> int:
+def _say(e: KDA2Error | str, code: int) -> int:
     print(f"kda2: {e}", file=sys.stderr)
     return code

@@ -41,10 +41,9 @@ def run(
         raise InvalidValue("op", "'kda'", repr(op))
     if gate not in ("softplus", "bounded"):
         raise InvalidValue("--gate", "softplus or bounded", repr(gate))
-    chosen = tuple(name for name in FAMILIES if re.search(families, name))
     where = folder or Path("runs") / "kda" / new_run()
     extra = {} if seed is None else {"seed": seed}
-    options = Options(where, _arch(target), inputs, tokens, gate, chosen, variants, **extra)
+    options = Options(where, _arch(target), inputs, tokens, gate, _families(families), variants, **extra)
     try:
         outcome = run_loop(options, lambda *_: None) if as_json else _watched(options)
     except KeyboardInterrupt:
@@ -56,6 +55,16 @@ def run(
         _tell(outcome)
     if not outcome.ok:
         raise typer.Exit(FAILED)
+
+
+def _families(pattern: str) -> tuple[str, ...]:
+    try:
+        chosen = tuple(name for name in FAMILIES if re.search(pattern, name))
+    except re.error as e:
+        raise InvalidValue("--families", "a regular expression", repr(pattern), str(e)) from e
+    if not chosen:
+        raise InvalidValue("--families", f"matching one of {', '.join(FAMILIES)}", repr(pattern))
+    return chosen
 
 
 def _watched(options: Options) -> Outcome:

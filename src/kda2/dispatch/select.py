@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kda2.contract import Check, Implementation, Query
-from kda2.errors import InvalidValue, UnsupportedTarget
+from kda2.errors import InvalidType, InvalidValue, UnsupportedTarget
 
 # op -> implementations, in order of preference for impl="auto"
 _REGISTRY: dict[str, tuple[Implementation, ...]] = {}
@@ -61,6 +61,8 @@ def choose(query: Query, impl: str = "auto") -> Implementation:
     """The implementation to run. Raises `InvalidValue` for an unknown name and `UnsupportedTarget` if the one named,
     or every one, refuses; nothing falls back silently."""
     by_name = {i.name: i for i in registered(query.op)}
+    if not isinstance(impl, str):
+        raise InvalidType("impl", "a str", type(impl).__name__)
     if impl != "auto" and impl not in by_name:
         raise InvalidValue("impl", f"'auto' or one of {sorted(by_name)}", repr(impl))
     explanation = explain_choice(query, impl)
@@ -84,6 +86,8 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
     `function` is one of the public calls, e.g. `print(kda2.explain(kda2.kda, q, k, v, g, beta))`. The arguments are
     checked as the call would check them; nothing is launched. Raises what the checks raise.
     """
+    if not callable(function):
+        raise InvalidType("function", "a public call of kda2", type(function).__name__, "pass kda2.kda")
     token = _explain_only.set(True)
     try:
         function(*args, **kwargs)
@@ -91,4 +95,4 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         return e.explanation
     finally:
         _explain_only.reset(token)
-    raise TypeError(f"explain wants a public call of kda2 such as kda2.kda, got {function!r}")
+    raise InvalidType("function", "a public call of kda2, or one that makes it", f"{function!r}", "pass kda2.kda")

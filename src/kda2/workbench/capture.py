@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 import kda2
@@ -24,9 +25,45 @@ from kda2.workbench.profiler.environment import checkout, file_hash
 
 SCHEMA = 1
 TENSORS = ("q", "k", "v", "g", "beta", "initial_state", "cu_seqlens")
+_LEARNED = ("A_log", "dt_bias")
 _OPTIONS = ("scale", "qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "state_layout")
 _QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _BINS = 40
+
+
+class _Options(BaseModel):
+    """A call's plain options, as a file has them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    scale: float
+    qk_l2norm: bool
+    beta_sigmoid: bool
+    allow_neg_eigval: bool
+    state_layout: Literal["kv", "vk"]
+    output_final_state: bool
+
+
+class _Gate(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Literal["log", "softplus", "bounded"]
+    lower_bound: float | None
+
+
+class _Facts(BaseModel):
+    """What is read back of a capture's facts; the others follow from its tensors."""
+
+    origin: dict[str, Any]
+
+
+class _About(BaseModel):
+    """The metadata of a capture file."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    options: _Options
+    gate: _Gate
+    facts: _Facts
 
 
 @dataclass(frozen=True)
@@ -101,7 +138,7 @@ class Capture:
     def save(self, path: Path) -> str:
         """Write the capture; returns the file's SHA-256."""
         tensors = {name: self.kwargs[name] for name in TENSORS if self.kwargs.get(name) is not None}
-        learned = {"A_log": self.gate.A_log, "dt_bias": self.gate.dt_bias}
+        learned = {name: getattr(self.gate, name) for name in _LEARNED}
         tensors |= {name: x for name, x in learned.items() if x is not None}
         about = {
             "schema": SCHEMA,
@@ -121,18 +158,20 @@ class Capture:
         files = extras.load("safetensors", "a capture file")
         try:
             with files.safe_open(path, framework="pt") as f:
-                about = json.loads((f.metadata() or {})["kda2"])
+                about = _About.model_validate_json((f.metadata() or {})["kda2"])
                 tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a mapping
         except FileNotFoundError as e:
             raise InvalidValue("--inputs", "a capture file", f"{path}, which does not exist") from e
-        except (KeyError, ValueError, files.SafetensorError) as e:
+        except (KeyError, ValueError, OSError, files.SafetensorError) as e:
             fix = "captures are written by kda2 run and by Capture.save"
             raise InvalidValue("--inputs", "a safetensors file with kda2's metadata", f"{path}: {e!r}", fix) from e
         if missing := [name for name in ("q", "k", "v", "g", "beta") if name not in tensors]:
             raise InvalidValue("--inputs", "a capture with q, k, v, g and beta", f"{path} without {missing}")
-        gate = Gate(about["gate"]["kind"], tensors.get("A_log"), tensors.get("dt_bias"), about["gate"]["lower_bound"])
-        kwargs = {name: tensors[name] for name in TENSORS if name in tensors}
-        return cls({**kwargs, **about["options"], "gate": gate}, about["facts"]["origin"])
+        if unknown := sorted(set(tensors) - {*TENSORS, *_LEARNED}):
+            raise InvalidValue("--inputs", f"a capture of {', '.join((*TENSORS, *_LEARNED))}", f"{path} with {unknown}")
+        A_log, dt_bias = (tensors.pop(name, None) for name in _LEARNED)
+        gate = Gate(about.gate.kind, A_log, dt_bias, about.gate.lower_bound)
+        return cls({**tensors, **about.options.model_dump(), "gate": gate}, about.facts.origin)
 
 
 def _named(values: list[float]) -> dict[str, float]:
@@ -162,7 +201,10 @@ def from_example(tokens: int, gate: str) -> Capture:
     The layer is an example of using kda2, so it lives with the examples and not in the package; an installed kda2
     has no examples and needs a capture file.
     """
-    layer, x = _example().build(tokens=tokens, gate=gate)
+    try:
+        layer, x = _example().build(tokens=tokens, gate=gate)
+    except ValueError as e:
+        raise InvalidValue("--tokens", "what the example can give", f"{tokens}: {e}") from e
     with torch.no_grad(), recording() as calls:
         layer(x, impl="torch")
     text = _example().TEXT

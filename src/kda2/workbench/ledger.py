@@ -58,6 +58,11 @@ def _hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def _bytes(line: LedgerLine) -> bytes:
+    """The one way to write a line."""
+    return (json.dumps(line.model_dump(mode="json")) + "\n").encode()
+
+
 class Ledger:
     """A ledger open for appending. A new file starts a new chain; an existing one is verified and continued."""
 
@@ -68,12 +73,13 @@ class Ledger:
         if not found.ok:
             raise LedgerError(f"{path} cannot be continued: {found.problem}; keep it and start another file")
         self.seq, self.head = found.lines, found.head
+        self.size = path.stat().st_size if path.exists() else 0
 
     def append(self, kind: str, payload: BaseModel | Mapping[str, Any]) -> LedgerLine:
         """Write one line and wait until the disk has it. Raises `LedgerWriteError`; then the file is as it was."""
         plain = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
         line = chained(self.seq, self.head, utc_now(), kind, plain)
-        self._write((json.dumps(line.model_dump(mode="json")) + "\n").encode())
+        self._write(_bytes(line))
         self.seq, self.head = self.seq + 1, line.hash
         return line
 
@@ -82,7 +88,17 @@ class Ledger:
             fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as e:
             raise LedgerWriteError(f"cannot open {self.path}: {e.strerror}") from e
+        try:
+            self._append(fd, data)
+        finally:
+            os.close(fd)
+
+    def _append(self, fd: int, data: bytes) -> None:
         size = os.fstat(fd).st_size
+        if size != self.size:
+            raise LedgerWriteError(
+                f"{self.path} was changed by another writer since line {self.seq}; write to another file"
+            )
         try:
             written = os.write(fd, data)
             if written != len(data):
@@ -92,8 +108,7 @@ class Ledger:
             with contextlib.suppress(OSError):  # then the torn line stays, to be reported by `verify`
                 os.ftruncate(fd, size)
             raise LedgerWriteError(f"cannot write {self.path}: {e.strerror}; its {self.seq} lines stand") from e
-        finally:
-            os.close(fd)
+        self.size = size + len(data)
 
 
 def verify(path: Path) -> Check:
@@ -122,6 +137,8 @@ def read(path: Path) -> Iterator[LedgerLine]:
             raise LedgerError(f"{where} does not follow the one before it: a line was changed, dropped or inserted")
         if _hash(body) != line.hash:
             raise LedgerError(f"{where} was changed: its contents do not give its hash")
+        if raw != _bytes(line):  # a key given twice, say, which readers may take either way
+            raise LedgerError(f"{where} was changed: it is not written as a ledger writes it")
         prev = line.hash
         yield line
 

@@ -186,7 +186,7 @@ R = TypeVar("R", bound=Record)
 
 def read_lines(path: Path, model: type[R]) -> Iterator[R]:
     """The records of a JSON-lines file. Raises `BadRecord` naming the line that does not hold a `model`."""
-    with path.open(encoding="utf-8") as f:
+    with path.open("rb") as f:  # what is no UTF-8 is a bad record too
         for number, line in enumerate(f, 1):
             if not line.strip():
                 continue

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,6 +48,11 @@ def step(**changes: Any) -> Kwargs:
 def pooled(indices: Any, **changes: Any) -> Kwargs:
     kwargs = make_step(Problem(B=3, H=2, HV=4, K=16, V=24), slots=5, indices=(0, 1, 2))
     return {**kwargs, "state_indices": indices, **changes}
+
+
+def out_inside_state() -> Kwargs:
+    state = zeros(3, 4, 16, 24)
+    return {"state": state, "out": state[:, :, 0]}
 
 
 def zeros(*shape: int, dtype: torch.dtype = BF16, device: str = "cpu") -> torch.Tensor:
@@ -103,8 +109,19 @@ VALUES: dict[str, tuple[Callable[[], Kwargs], str, str]] = {
     ),
     "layout": (lambda: call(state_layout="kvk"), "state_layout must be 'kv' ([N,HV,K,V]) or 'vk'", ""),
     "layout None": (lambda: call(state_layout=None), "state_layout must be 'kv'", ""),
-    "scale inf": (lambda: call(scale=float("inf")), "scale must be finite, got inf", ""),
-    "scale nan": (lambda: call(scale=float("nan")), "scale must be finite, got nan", ""),
+    "scale inf": (lambda: call(scale=float("inf")), "scale must be finite in float32, got inf", ""),
+    "scale nan": (lambda: call(scale=float("nan")), "scale must be finite in float32, got nan", ""),
+    "scale past float32": (lambda: call(scale=1e300), "scale must be finite in float32, got 1e+300", ""),
+    "scale past float": (
+        lambda: call(scale=10**5000),
+        "scale must be a number that a float holds, got a larger one",
+        "",
+    ),
+    "nested": (
+        lambda: call(q=torch.nested.nested_tensor([zeros(8, 2, 16)] * 2)),
+        "q must be one tensor, got a nested one",
+        "with cu_seqlens",
+    ),
     "impl": (lambda: call(impl="cuda-v9"), "impl must be 'auto' or one of", ""),
     "sparse": (lambda: call(v=zeros(2, 8, 4, 24, dtype=FP32).to_sparse()), "v must be a strided tensor", "to_dense"),
     "device of v": (
@@ -193,8 +210,10 @@ TYPES: dict[str, tuple[Callable[[], Kwargs], str, str]] = {
         "",
     ),
     "gate": (lambda: call(gate="log"), "gate must be a kda2.Gate, got str", "kda2.Gate.log()"),
-    "scale": (lambda: call(scale="1"), "scale must be a float or None, got str", ""),
-    "scale bool": (lambda: call(scale=True), "scale must be a float or None, got bool", ""),
+    "scale": (lambda: call(scale="1"), "scale must be a number, got str", ""),
+    "scale bool": (lambda: call(scale=True), "scale must be a number, got bool", ""),
+    "scale tensor": (lambda: call(scale=torch.tensor(1.0)), "scale must be a number, got Tensor", ""),
+    "impl": (lambda: call(impl=["torch"]), "impl must be a str, got list", ""),
     "cu_seqlens dtype": (
         lambda: packed(torch.tensor([0.0, 8.0])),
         "cu_seqlens must be int32 or int64, got float32",
@@ -244,6 +263,47 @@ STEP_VALUES: dict[str, tuple[Callable[[], Kwargs], str, str]] = {
     ),
     "out": (lambda: step(out=zeros(3, 4, 23)), "out must be [3, 4, 24], got (3, 4, 23)", ""),
     "out device": (lambda: step(out=zeros(3, 4, 24, device="meta")), "out must be on q's device cpu", ""),
+    "slot of two rows": (
+        lambda: pooled(torch.tensor([2, 0, 2])),
+        "state_indices must be distinct, one slot a row, got state_indices[0] = state_indices[2] = 2",
+        "",
+    ),
+    "pad slot": (lambda: pooled(torch.arange(3), pad_slot=2**63), "pad_slot must be an int of 64 bits", ""),
+    "expanded out": (
+        lambda: step(out=zeros(1, 4, 24).expand(3, 4, 24)),
+        "out must be without elements that share memory, got strides (0, 24, 1)",
+        "out.clone()",
+    ),
+    "expanded state": (
+        lambda: step(state=zeros(1, 4, 16, 24, dtype=FP32).expand(3, 4, 16, 24)),
+        "state must be without elements that share memory",
+        "state.clone()",
+    ),
+    "windows for a state": (
+        lambda: step(state=zeros(3 * 4 * 16 * 24, dtype=FP32).as_strided((3, 4, 16, 24), (384, 384, 24, 1))),
+        "state must be without elements that share memory",
+        "state.clone()",
+    ),
+    "out inside the state": (
+        lambda: step(**out_inside_state()),
+        "out must be apart from the state, which is written too",
+        "",
+    ),
+    "in place with grad": (
+        lambda: step(q=zeros(3, 2, 16).requires_grad_()),
+        "inplace must be False where an input requires grad, got True",
+        "torch.no_grad()",
+    ),
+    "in place into a leaf": (
+        lambda: step(state=zeros(3, 4, 16, 24, dtype=FP32).requires_grad_()),
+        "inplace must be False where an input requires grad, got True",
+        "torch.no_grad()",
+    ),
+    "out with grad": (
+        lambda: step(q=zeros(3, 2, 16).requires_grad_(), inplace=False, out=zeros(3, 4, 24)),
+        "out must be None where an input requires grad, got a tensor",
+        "torch.no_grad()",
+    ),
     "out grad": (
         lambda: step(out=zeros(3, 4, 24).requires_grad_()),
         "out must be without requires_grad, got requires_grad=True",
@@ -264,6 +324,8 @@ STEP_TYPES: dict[str, tuple[Callable[[], Kwargs], str, str]] = {
         "",
     ),
     "indices list": (lambda: pooled([0, 1, 2]), "state_indices must be a torch.Tensor, got list", ""),
+    "pad slot": (lambda: pooled(torch.arange(3), pad_slot=None), "pad_slot must be an int, got NoneType", ""),
+    "pad slot bool": (lambda: pooled(torch.arange(3), pad_slot=True), "pad_slot must be an int, got bool", ""),
     "out dtype": (
         lambda: step(out=zeros(3, 4, 24, dtype=FP32)),
         "out must be v's dtype bfloat16, got float32",
@@ -318,6 +380,29 @@ def test_good_calls_reach_an_implementation(function: Callable[..., Any], kwargs
     """So that the tests above fail for the reason they name."""
     with pytest.raises(AssertionError, match="reached an implementation"):
         function(**kwargs(), impl="torch")
+
+
+FLAGS = ("qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "output_final_state", "deterministic")
+
+
+@pytest.mark.parametrize("value", ["False", None, 1, torch.tensor(True)])
+@pytest.mark.parametrize("flag", [*FLAGS, "inplace"])
+def test_flags_are_not_read_by_truthiness(flag: str, value: Any) -> None:
+    function, kwargs = (kda2.kda_step, step()) if flag == "inplace" else (kda2.kda, call())
+    text = f"{flag} must be True or False, got {type(value).__name__}"
+    refuse(function, {**kwargs, flag: value}, kda2.InvalidType, text, "")
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(1), 2, 0, -1.5])
+def test_numbers_of_numpy_are_numbers(number: Any) -> None:
+    assert kda2.explain(kda2.kda, **{**call(), "scale": number, "qk_l2norm": np.bool_(True)}).chosen
+    assert kda2.explain(kda2.kda_step, **pooled(torch.arange(3), pad_slot=np.int64(-1), scale=number)).chosen
+
+
+@pytest.mark.parametrize("out", [zeros(3, 4, 48)[..., ::2], zeros(4, 3, 24).transpose(0, 1), zeros(3, 9, 24)[:, 5:]])
+def test_strided_outputs_are_no_overlap(out: torch.Tensor) -> None:
+    state = zeros(3, 8, 24, 16, dtype=FP32)[:, 4:].transpose(-1, -2)
+    assert kda2.explain(kda2.kda_step, **step(out=out, state=state)).chosen
 
 
 def test_debug_is_off_outside_its_context() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,3 +71,42 @@ def test_lower_bound_out_of_range(bound: float) -> None:
 def test_lower_bound_in_range(bound: float) -> None:
     assert kda2.Gate.log(bound).lower_bound == bound
     assert kda2.Gate.bounded(A_LOG, lower_bound=bound).lower_bound == bound
+
+
+@pytest.mark.parametrize("bound", ["-1", None, torch.tensor(-1.0), True])
+def test_a_lower_bound_is_a_number(bound: Any) -> None:
+    with pytest.raises(kda2.InvalidType, match="lower_bound must be a number"):
+        kda2.Gate.bounded(A_LOG, lower_bound=bound)
+
+
+def test_a_lower_bound_of_numpy_becomes_a_float() -> None:
+    assert type(kda2.Gate.log(np.float32(-2)).lower_bound) is float
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (("sigmoid",), "gate must be of kind"),
+        (("softplus",), "A_log must be a torch.Tensor for the gate 'softplus', got None"),
+        (("bounded", None, None, -5.0), "A_log must be a torch.Tensor"),
+        (("bounded", A_LOG), "lower_bound must be a number"),
+        (("bounded", A_LOG, None, 3.0), "lower_bound must be in"),
+        (("log", None, None, -99.0), "lower_bound must be in"),
+        (("log", A_LOG), "A_log must be None for the gate 'log'"),
+        (("log", None, A_LOG), "dt_bias must be None for the gate 'log'"),
+        (("softplus", A_LOG, None, -5.0), "lower_bound must be None for the gate 'softplus'"),
+    ],
+)
+def test_a_gate_built_by_hand_is_checked_too(fields: tuple[Any, ...], words: str) -> None:
+    with pytest.raises((kda2.InvalidValue, kda2.InvalidType), match=re.escape(words)):
+        kda2.Gate(*fields)
+
+
+@pytest.mark.parametrize("make", [kda2.Gate.softplus, kda2.Gate.bounded])
+@pytest.mark.parametrize("g", [math.inf, -math.inf])
+def test_infinite_activations_leave_finite_gradients(make: Callable[..., kda2.Gate], g: float) -> None:
+    A_log, dt_bias = A_LOG.clone().requires_grad_(), torch.zeros(1, 2).requires_grad_()
+    log_decay(torch.tensor([[g, 0.5]]), make(A_log, dt_bias), torch.float32).clamp(min=-100).sum().backward()
+    assert A_log.grad is not None and dt_bias.grad is not None
+    assert A_log.grad.isfinite().all() and dt_bias.grad.isfinite().all()
+    assert A_log.grad.abs().sum() > 0  # the finite channel still teaches

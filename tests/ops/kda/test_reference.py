@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import kda2
-from kda2.testing import KdaConformance, KdaStepConformance, Problem, make, oracle, upcast
+from kda2.testing import KdaConformance, KdaStepConformance, Problem, make, make_step, oracle, upcast
 
 BOTH = pytest.mark.parametrize("impl", ["reference", "torch"])
 TOKENS = ("q", "k", "v", "g", "beta")
@@ -153,3 +153,42 @@ def test_nothing_before_a_reset_is_remembered(impl: str) -> None:
     tail = {**kwargs, **{name: kwargs[name][:, 37:] for name in TOKENS}, "initial_state": None}
     alone, _ = kda2.kda(**tail, impl=impl)
     torch.testing.assert_close(o[:, 37:], alone, rtol=1e-10, atol=1e-12)
+
+
+@BOTH
+def test_autocast_does_not_reach_inside(impl: str) -> None:
+    """Products of an fp32 call stay fp32 where the model around it runs under autocast."""
+    kwargs = make(Problem(T=70, K=16, V=8, dtype=torch.float32, state=torch.float32))
+    token = make_step(Problem(B=3, K=16, V=8, dtype=torch.float32))
+    plain = (*kda2.kda(**kwargs, impl=impl), *kda2.kda_step(**token, inplace=False, impl=impl))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = (*kda2.kda(**kwargs, impl=impl), *kda2.kda_step(**token, inplace=False, impl=impl))
+        assert torch.is_autocast_enabled("cpu")
+    for got, want in zip(cast, plain, strict=True):
+        assert torch.equal(got, want)
+
+
+@BOTH
+def test_inference_tensors_are_refused_before_anything_is_written(impl: str) -> None:
+    with torch.inference_mode():
+        kwargs = make_step(Problem(B=3, K=16, V=8))
+        inside, _ = kda2.kda_step(**{**kwargs, "state": kwargs["state"].clone()}, impl=impl)
+    before, out = kwargs["state"].clone(), torch.zeros(3, 2, 8, dtype=torch.bfloat16)
+    with pytest.raises(kda2.InvalidValue, match="state must be a normal tensor"):
+        kda2.kda_step(**kwargs, out=out, impl=impl)
+    assert torch.equal(kwargs["state"], before) and not out.any()
+    o, _ = kda2.kda_step(**{**kwargs, "state": before}, out=out, impl=impl)
+    assert o is out and torch.equal(o, inside)
+
+
+@BOTH
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+@pytest.mark.parametrize("lengths", [None, (0, 0)])
+def test_the_final_state_is_never_the_initial_one(impl: str, layout: Any, lengths: tuple[int, ...] | None) -> None:
+    """Not even where no token came: decoding on in place would change what the caller keeps as a prefix."""
+    kwargs = make(Problem(T=0, lengths=lengths, K=16, V=8, layout=layout))
+    kept = kwargs["initial_state"].clone()
+    _, final = kda2.kda(**kwargs, impl=impl)
+    assert final is not None and torch.equal(final, kept)
+    final.zero_()
+    assert torch.equal(kwargs["initial_state"], kept)

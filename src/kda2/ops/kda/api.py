@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from kda2.dispatch import choose
-from kda2.ops.kda.check import check_call, check_options, check_step_call
+from kda2.ops.kda.check import check_call, check_options, check_step_call, refuse_writes_with_grad
 from kda2.ops.kda.gate import Gate
 
 StateLayout = Literal["kv", "vk"]
@@ -75,7 +78,9 @@ def kda(
         initial_state=initial_state, output_final_state=output_final_state,
         cu_seqlens=cu_seqlens, deterministic=deterministic,
     )  # fmt: skip
-    o, state = choose(call.query(), impl).load()(call)
+    run = choose(call.query(), impl).load()
+    with _own_dtypes(q):
+        o, state = run(call)
     return o, state
 
 
@@ -107,8 +112,10 @@ def kda_step(
         state_indices: [B] int32 or int64, the slot of each row; no slot may be named twice. None: row b has slot b.
         pad_slot: rows whose index is this value give o = 0 and leave the pool untouched. On a GPU, so does any
             index outside [0, slots).
-        inplace: write the new states into `state` and return it; otherwise return an updated copy.
-        out: [B, HV, V], v's dtype, receives o; allocated if None.
+        inplace: write the new states into `state` and return it; otherwise return an updated copy. Where an input
+            requires grad, pass False.
+        out: [B, HV, V], v's dtype, receives o; allocated if None. It may be v itself, and must share no memory with
+            the other tensors. Not where an input requires grad.
 
     Returns:
         o: [B, HV, V], v's dtype (`out` if given), and the state.
@@ -120,5 +127,17 @@ def kda_step(
         q, k, v, g, beta, state, options,
         state_indices=state_indices, pad_slot=pad_slot, inplace=inplace, out=out,
     )  # fmt: skip
-    o, new_state = choose(call.query(), impl).load()(call)
+    query = call.query()
+    chosen = choose(query, impl)
+    if query.needs_grad:
+        refuse_writes_with_grad(call)
+    run = chosen.load()
+    with _own_dtypes(q):
+        o, new_state = run(call)
     return o, new_state
+
+
+def _own_dtypes(q: Tensor) -> AbstractContextManager[object]:
+    """Keeps autocast out: it would turn the products inside an fp32 call into bf16 ones."""
+    device = q.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kda2 import device
 from kda2.contract import Query
 from kda2.errors import InvalidType, InvalidValue
-from kda2.ops.kda.gate import Gate
+from kda2.ops.kda.gate import Gate, real_number
 
 MAX_K, MAX_V = 256, 512
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -124,6 +125,8 @@ def check_call(
     deterministic: bool,
 ) -> Call:
     """Check a prefill call and bring `cu_seqlens` to the tensors' device."""
+    output_final_state = _flag("output_final_state", output_final_state)
+    deterministic = _flag("deterministic", deterministic)
     _check_tokens(q, k, v, g, beta, options, ("B", "T"))
     n = q.shape[0]
     if cu_seqlens is not None:
@@ -150,6 +153,7 @@ def check_step_call(
     out: Tensor | None,
 ) -> StepCall:
     """Check a decode call."""
+    inplace, pad_slot = _flag("inplace", inplace), _slot_number("pad_slot", pad_slot)
     _check_tokens(q, k, v, g, beta, options, ("B",))
     B, K, HV, V = q.shape[0], q.shape[-1], v.shape[1], v.shape[-1]
     _check_tensor("state", state)
@@ -171,7 +175,22 @@ def check_step_call(
             raise InvalidType("out", f"v's dtype {_name(v.dtype)}", _name(out.dtype))
         if out.requires_grad:
             raise InvalidValue("out", "without requires_grad", "requires_grad=True", "pass out.detach()")
+        _check_writable("out", out)
+    if inplace:
+        _check_writable("state", state)
+        if out is not None and not torch.compiler.is_compiling() and _share_memory(out, state):
+            raise InvalidValue("out", "apart from the state, which is written too", "memory of the state")
     return StepCall(q, k, v, g, beta, state, state_indices, pad_slot, inplace, out, options)
+
+
+def refuse_writes_with_grad(call: StepCall) -> None:
+    """Refuse to write into the caller's tensors what a gradient is to flow through: they would join the graph, which
+    would then grow from call to call."""
+    fix = "call under torch.no_grad(), or pass inplace=False and no out"
+    if call.inplace:
+        raise InvalidValue("inplace", "False where an input requires grad", "True", fix)
+    if call.out is not None:
+        raise InvalidValue("out", "None where an input requires grad", "a tensor", fix)
 
 
 def check_options(
@@ -187,6 +206,8 @@ def check_options(
     if not isinstance(gate, Gate):
         fix = "use kda2.Gate.log(), .softplus(...) or .bounded(...)"
         raise InvalidType("gate", "a kda2.Gate", type(gate).__name__, fix)
+    qk_l2norm, beta_sigmoid = _flag("qk_l2norm", qk_l2norm), _flag("beta_sigmoid", beta_sigmoid)
+    allow_neg_eigval = _flag("allow_neg_eigval", allow_neg_eigval)
     if allow_neg_eigval and not beta_sigmoid:
         raise InvalidValue(
             "allow_neg_eigval", "False unless beta_sigmoid=True", "True", "pass beta_sigmoid=True, beta as logits"
@@ -196,11 +217,10 @@ def check_options(
     if scale is None:
         _check_tensor("q", q)
         scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise InvalidType("scale", "a float or None", type(scale).__name__)
-    if not math.isfinite(scale):
-        raise InvalidValue("scale", "finite", repr(scale))
-    return Options(gate, float(scale), bool(qk_l2norm), bool(beta_sigmoid), bool(allow_neg_eigval), state_layout)
+    scale = real_number("scale", scale)
+    if not abs(scale) <= torch.finfo(torch.float32).max:
+        raise InvalidValue("scale", "finite in float32", repr(scale))
+    return Options(gate, scale, qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout)
 
 
 def _check_tokens(
@@ -294,10 +314,17 @@ def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> Tensor:
 
 
 def _check_slots(state_indices: Tensor, slots: int, pad_slot: int) -> None:
+    rows: dict[int, int] = {}
     for i, slot in enumerate(state_indices.tolist()):
-        if slot != pad_slot and not 0 <= slot < slots:
+        if slot == pad_slot:
+            continue
+        if not 0 <= slot < slots:
             wanted = f"in [0, {slots}) or pad_slot = {pad_slot}"
             raise InvalidValue("state_indices", wanted, f"state_indices[{i}] = {slot}")
+        if slot in rows:
+            got = f"state_indices[{rows[slot]}] = state_indices[{i}] = {slot}"
+            raise InvalidValue("state_indices", "distinct, one slot a row", got)
+        rows[slot] = i
 
 
 def _check_tensor(name: str, x: object) -> None:
@@ -305,6 +332,52 @@ def _check_tensor(name: str, x: object) -> None:
         raise InvalidType(name, "a torch.Tensor", type(x).__name__)
     if x.layout != torch.strided:
         raise InvalidValue(name, "a strided tensor", str(x.layout), f"pass {name}.to_dense()")
+    if x.is_nested:
+        raise InvalidValue(name, "one tensor", "a nested one", "pack the sequences into one row, with cu_seqlens")
+
+
+def _flag(name: str, x: object) -> bool:
+    """A flag as a bool. Truthiness would take "False" for true, and would wait for the device of a tensor."""
+    if not isinstance(x, bool | np.bool_):
+        raise InvalidType(name, "True or False", type(x).__name__)
+    return bool(x)
+
+
+def _slot_number(name: str, x: object) -> int:
+    if isinstance(x, bool) or not isinstance(x, Integral):
+        raise InvalidType(name, "an int", type(x).__name__)
+    slot = int(x)
+    if not -(2**63) <= slot < 2**63:
+        raise InvalidValue(name, "an int of 64 bits", repr(slot))
+    return slot
+
+
+def _check_writable(name: str, x: Tensor) -> None:
+    """Refuse tensors whose elements share memory (an expanded one, sliding windows): what they would hold depends on
+    who writes last."""
+    if x.is_contiguous():
+        return
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            raise InvalidValue(
+                name, "without elements that share memory", f"strides {x.stride()}", f"pass {name}.clone()"
+            )
+        reach += stride * (size - 1)
+
+
+def _share_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether the spans of memory that two tensors reach over meet."""
+    (x0, x1), (y0, y1) = _span(x), _span(y)
+    return x0 < y1 and y0 < x1
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """(first byte, one past the last) of a tensor; empty where it has no data."""
+    if not x.numel() or x.is_meta:
+        return 0, 0
+    last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def _check_shape(name: str, x: Tensor, wanted: tuple[int, ...]) -> None:

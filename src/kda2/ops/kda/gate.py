@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kda2.errors import InvalidValue
+from kda2.errors import InvalidType, InvalidValue
 
 # Stands for a log decay of -inf: its exponential is exactly 0 in every dtype, and sums of it stay finite.
 RESET = -1e30
 
 
-def _check_lower_bound(lower_bound: float) -> None:
-    if not -5.0 <= lower_bound < 0.0:
-        raise InvalidValue("lower_bound", "in [-5, 0)", repr(lower_bound))
+def real_number(name: str, x: object) -> float:
+    """`x` as a float, NumPy's scalars included. Raises `InvalidType` for anything else: flags, strings, and tensors,
+    whose value may be on a GPU."""
+    if isinstance(x, bool | np.bool_) or not isinstance(x, Real):
+        raise InvalidType(name, "a number", type(x).__name__)
+    try:
+        return float(x)
+    except OverflowError as e:
+        raise InvalidValue(name, "a number that a float holds", "a larger one") from e
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +45,22 @@ class Gate:
     dt_bias: Tensor | None = None
     lower_bound: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("log", "softplus", "bounded"):
+            raise InvalidValue("gate", "of kind 'log', 'softplus' or 'bounded'", repr(self.kind))
+        if self.kind == "log":
+            _refuse_given(self.kind, A_log=self.A_log, dt_bias=self.dt_bias)
+        elif self.A_log is None:
+            raise InvalidType("A_log", f"a torch.Tensor for the gate {self.kind!r}", "None")
+        if self.kind == "softplus":
+            _refuse_given(self.kind, lower_bound=self.lower_bound)
+        elif self.kind == "bounded" or self.lower_bound is not None:
+            object.__setattr__(self, "lower_bound", _checked_lower_bound(self.lower_bound))
+
     @classmethod
     def log(cls, lower_bound: float | None = None) -> Gate:
         """`g` is the natural log decay. `lower_bound` in [-5, 0) is the caller's promise that g >= lower_bound
         everywhere, which enables a faster route; a broken promise gives wrong results."""
-        if lower_bound is not None:
-            _check_lower_bound(lower_bound)
         return cls("log", lower_bound=lower_bound)
 
     @classmethod
@@ -53,8 +71,20 @@ class Gate:
     @classmethod
     def bounded(cls, A_log: Tensor, dt_bias: Tensor | None = None, lower_bound: float = -5.0) -> Gate:
         """lower_bound * sigmoid(exp(A_log) * (g + dt_bias)). A_log fp32 [HV], dt_bias fp32 [HV, K] or None."""
-        _check_lower_bound(lower_bound)
         return cls("bounded", A_log, dt_bias, lower_bound)
+
+
+def _refuse_given(kind: str, **arguments: object) -> None:
+    for name, x in arguments.items():
+        if x is not None:
+            raise InvalidValue(name, f"None for the gate {kind!r}, which has none", "one")
+
+
+def _checked_lower_bound(lower_bound: object) -> float:
+    bound = real_number("lower_bound", lower_bound)
+    if not -5.0 <= bound < 0.0:
+        raise InvalidValue("lower_bound", "in [-5, 0)", repr(bound))
+    return bound
 
 
 def log_decay(g: Tensor, gate: Gate, dtype: torch.dtype) -> Tensor:
@@ -66,8 +96,9 @@ def log_decay(g: Tensor, gate: Gate, dtype: torch.dtype) -> Tensor:
     rate = gate.A_log.to(dtype).exp()[:, None]
     if gate.dt_bias is not None:
         g = g + gate.dt_bias.to(dtype)
+    # clamped before the products, so that an infinite activation gives no inf * 0 in the gradient of A_log
+    g = g.clamp(min=RESET, max=-RESET)
     if gate.kind == "softplus":
-        # clamped before the product, so that a reset gives no inf * 0 in the gradient of A_log
-        return (-rate * torch.nn.functional.softplus(g.clamp(max=-RESET))).clamp(min=RESET)
+        return (-rate * torch.nn.functional.softplus(g)).clamp(min=RESET)
     assert gate.lower_bound is not None
     return gate.lower_bound * torch.sigmoid(rate * g)

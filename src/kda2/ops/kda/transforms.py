@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kda2.errors import InvalidValue
 from kda2.ops.kda.check import Call, Options, StepCall
 from kda2.ops.kda.gate import log_decay
 
@@ -53,11 +54,14 @@ def swap_layout(state: Tensor, layout: str) -> Tensor:
 
 
 def first_state(call: Call, dtype: torch.dtype) -> Tensor:
-    """The initial state [N, HV, K, V] in `dtype`; zeros if the call has none."""
+    """A copy of the initial state [N, HV, K, V] in `dtype`; zeros if the call has none.
+
+    Without a token it becomes the final state as it is, which must not be the caller's own tensor.
+    """
     if call.initial_state is None:
         shape = (call.sequences, call.heads, call.q.shape[-1], call.v.shape[-1])
         return call.v.new_zeros(shape, dtype=dtype)
-    return swap_layout(call.initial_state.to(dtype), call.options.state_layout)
+    return swap_layout(call.initial_state.to(dtype, copy=True), call.options.state_layout)
 
 
 def last_state(call: Call, state: Tensor) -> Tensor | None:
@@ -75,8 +79,17 @@ def delta_rule(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: 
     return torch.einsum("...kv,...k->...v", state, q), state
 
 
+def _refuse_inference_tensors(call: StepCall) -> None:
+    """Before anything is written: torch writes into inference tensors only inside inference mode."""
+    for name, x in (("state", call.state if call.inplace else None), ("out", call.out)):
+        if x is not None and x.is_inference() and not torch.is_inference_mode_enabled():
+            fix = f"call inside torch.inference_mode(), or pass {name}.clone()"
+            raise InvalidValue(name, "a normal tensor outside torch.inference_mode()", "an inference tensor", fix)
+
+
 def step(call: StepCall) -> tuple[Tensor, Tensor]:
     """A decode call on the formula itself; rows of the pad slot (or outside the pool) give o = 0."""
+    _refuse_inference_tensors(call)
     slots = call.state.shape[0]
     rows = torch.arange(slots, device=call.q.device)
     if call.state_indices is not None:

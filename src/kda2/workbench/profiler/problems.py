@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from torch import Tensor
 
 import kda2
@@ -32,9 +32,9 @@ class _Case(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     heads: int = Field(gt=0)
-    kv_heads: int | None = None
-    k: int
-    v: int
+    kv_heads: int | None = Field(default=None, gt=0)
+    k: int = Field(gt=0)
+    v: int = Field(gt=0)
     dtype: Literal["bf16", "fp16", "fp32"]
     gate: GateRegime
 
@@ -64,7 +64,7 @@ class _Case(BaseModel):
 class PrefillCase(_Case):
     """Whole sequences: one is a dense call, several are packed. `state` says which states go in and come out."""
 
-    seqlens: tuple[int, ...] = Field(min_length=1)
+    seqlens: tuple[NonNegativeInt, ...] = Field(min_length=1)
     state: Literal["fp32-in-out", "none"] = "fp32-in-out"
 
     @property

@@ -24,7 +24,7 @@ class Suite(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    suite: str
+    suite: str = Field(pattern=r"^\w[\w.-]*$")  # it names the file of records
     op: Literal["kda", "kda_step"]
     samples: int = Field(default=200, ge=1)
     impls: tuple[str, ...]
