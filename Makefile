@@ -22,7 +22,7 @@ test: install ## the tests: those with a GPU are skipped where there is none
 	$(TEST) -m "not slow and not interpreter"
 	TRITON_INTERPRET=1 $(TEST) -m "interpreter and not slow"
 
-test-all: test-slow test-triton36 ## the longer tests, and those of the backend under the oldest supported Triton
+test-all: test-slow test-triton36 ## the longer tests, and those of the kernels under the oldest supported Triton
 
 # pytest exits with 5 where no test has both marks.
 test-slow: install
@@ -32,6 +32,7 @@ test-slow: install
 test-triton36: $(VENV36)/installed
 	$(TEST36) -m "not slow and not interpreter" tests/backends tests/compile
 	TRITON_INTERPRET=1 $(TEST36) -m "interpreter and not slow" tests/backends
+	TRITON_INTERPRET=1 $(TEST36) -m "interpreter and not slow" tests/ops/kda/test_triton.py -k "family or packed"
 
 check: ## style, types, import direction, quick tests, stale records
 	scripts/check

@@ -1,4 +1,4 @@
-"""bf16 under Triton's interpreter: each expected value is a literal that the interpreter gets wrong by itself."""
+"""Triton's interpreter: each expected value is a literal that it gets wrong by itself under a supported Triton."""
 
 from __future__ import annotations
 
@@ -143,6 +143,19 @@ def _masked_load(p_x, p_o, n, N: tl.constexpr):
     tl.store(p_o + o_i, tl.load(p_x + o_i, mask=o_i < n, other=-1.5))
 
 
+@triton.jit
+def _repeat(p_x, p_o, n, N: tl.constexpr):
+    o_i = tl.arange(0, N)
+    b_sum = tl.zeros([N], tl.float32)
+    for _ in range(tl.load(p_x)):
+        b_sum += 1.0
+    for _ in range(n, n * 2, n):
+        b_sum += 10.0
+    for _ in range((n + N - 1) // N):
+        b_sum += 100.0
+    tl.store(p_o + o_i, b_sum)
+
+
 def _run(kernel: object, **args: object) -> None:
     Launch("test", kernel, 1, args, KernelConfig(num_warps=1, num_stages=1)).run()
 
@@ -254,6 +267,13 @@ def test_masked_load_fills_with_the_value() -> None:
     o = torch.empty(4, dtype=BF16)
     _run(_masked_load, p_x=x, p_o=o, n=2, N=4)
     assert o.tolist() == [1.5, 2.5, -1.5, -1.5]
+
+
+@pytest.mark.interpreter
+def test_scalars_bound_loops() -> None:
+    o = torch.empty(4)
+    _run(_repeat, p_x=torch.tensor([3], dtype=torch.int32), p_o=o, n=5, N=4)
+    assert o.tolist() == [3 * 1.0 + 10.0 + 2 * 100.0] * 4
 
 
 @pytest.mark.interpreter

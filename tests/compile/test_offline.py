@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
+from triton.backends.nvidia.compiler import get_ptxas
 
 from kda2.backends.triton import Launch
-from kda2.backends.triton.build import Build, build, code_key
-from kda2.device import SHARED_MEMORY_LIMIT
+from kda2.backends.triton.build import build, code_key
+from kda2.contract import KernelConfig
+from kda2.device import PORTABLE_SHARED_MEMORY
 from kda2.ops.kda import Gate
-from kda2.ops.kda.check import check_call, check_options, check_step_call
+from kda2.ops.kda.check import Call, check_call, check_options, check_step_call
 from kda2.ops.kda.triton import candidates, launches, step_launches
-from kda2.workbench.inspector import inspect
+from kda2.workbench.candidates import Proposal
+from kda2.workbench.inspector import Inspection, inspect
+from kda2.workbench.ladder import Builder
 
 H, HV = 2, 4
+PTXAS = get_ptxas(90).version
 
 
 @dataclass(frozen=True)
@@ -70,16 +75,19 @@ def inputs(shape: Shape, *lead: int, heads_first: bool = False) -> tuple[torch.T
     return make(H, shape.K), make(H, shape.K), make(HV, shape.V), make(HV, shape.K), make(HV)
 
 
-def prefill(shape: Shape, T: int = 1024, sequences: int = 3, heads_first: bool = False) -> list[Launch]:
+def prefill_call(shape: Shape, T: int = 1024, sequences: int = 3, heads_first: bool = False) -> Call:
     q, k, v, g, beta = inputs(shape, 1 if shape.packed else sequences, T, heads_first=heads_first)
-    call = check_call(
+    return check_call(
         q, k, v, g, beta, check_options(q, gate_of(shape), None, True, True, shape.neg_eigval, "kv"),
         initial_state=meta(sequences, HV, shape.K, shape.V),
         output_final_state=True,
         cu_seqlens=meta(sequences + 1, dtype=torch.int64) if shape.packed else None,
         deterministic=False,
     )  # fmt: skip
-    return launches(call)
+
+
+def prefill(*args: Any, **kwargs: Any) -> list[Launch]:
+    return launches(prefill_call(*args, **kwargs))
 
 
 def decode(shape: Shape, batch: int = 16, slots: int = 64) -> list[Launch]:
@@ -93,9 +101,9 @@ def decode(shape: Shape, batch: int = 16, slots: int = 64) -> list[Launch]:
 
 
 @cache
-def builds(shape: Shape, arch: int) -> dict[str, Build]:
-    """Stage -> build."""
-    return {launch.stage: build(launch, arch) for launch in prefill(shape) + decode(shape)}
+def inspections(shape: Shape, arch: int) -> dict[str, Inspection]:
+    """Stage -> what its machine code holds, of a prefill call and a step."""
+    return {launch.stage: inspect(build(launch, arch)) for launch in prefill(shape) + decode(shape)}
 
 
 STAGES = ["prepare", "state", "output", "step"]
@@ -108,11 +116,10 @@ def test_every_stage_is_there() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", STAGES)
 def test_default_call_on_hopper(stage: str) -> None:
-    inspection = inspect(builds(DEFAULT, 90)[stage])
+    inspection = inspections(DEFAULT, 90)[stage]
     assert inspection.spills == inspection.groups["LDL"] == inspection.groups["STL"] == 0
-    assert inspection.shared <= SHARED_MEMORY_LIMIT[90]
-    assert inspection.occupancy.ctas >= 1
-    uses_tensor_cores = inspection.groups["HGMMA"] > 0
+    assert_sound(inspection)
+    uses_tensor_cores = inspection.groups["HMMA"] + inspection.groups["HGMMA"] > 0
     assert uses_tensor_cores == (stage != "step")
 
 
@@ -124,11 +131,45 @@ def test_default_call_on_hopper(stage: str) -> None:
     [(DEFAULT, arch) for arch in (80, 86, 89, 90, 120)] + [(s, arch) for s in SHAPES[1:] for arch in (86, 90, 120)],
     ids=str,
 )
-def test_shared_memory_fits_everywhere(shape: Shape, arch: int) -> None:
-    for stage, built in builds(shape, arch).items():
-        # 99 KB on all but sm_80 and sm_90
-        assert built.shared <= SHARED_MEMORY_LIMIT[arch], f"{stage} takes {built.shared} bytes"
-        assert inspect(built).occupancy.ctas >= 1
+def test_shipped_configurations_are_sound_everywhere(shape: Shape, arch: int) -> None:
+    for inspection in inspections(shape, arch).values():
+        assert_sound(inspection)
+
+
+def assert_sound(inspection: Inspection) -> None:
+    """One configuration is shipped for all architectures, so each fits the smallest; and ptxas got it right."""
+    assert inspection.shared <= PORTABLE_SHARED_MEMORY, f"{inspection.stage} takes {inspection.shared} bytes"
+    assert inspection.occupancy.ctas >= 1
+    assert inspection.undefined_reads == inspection.garbled_descriptors == ()
+
+
+def chunks_of_64(BV: int) -> tuple[Call, dict[str, KernelConfig]]:
+    """A call and configurations that are not shipped, for which ptxas 12.8 leaves a register of `prepare` unset."""
+    call = prefill_call(DEFAULT)
+    prepare = KernelConfig(num_warps=4, num_stages=1, tiles={"BT": 64, "BK": 32, "BV": BV})
+    return call, {**candidates(call)[0], "prepare": prepare}
+
+
+faulty_ptxas = pytest.mark.skipif(PTXAS != "12.8", reason=f"a fault of ptxas 12.8, this is {PTXAS}")
+
+
+@faulty_ptxas
+@pytest.mark.parametrize(("BV", "was_used_before"), [(32, False), (64, True)])
+def test_what_ptxas_gets_wrong_is_found(BV: int, was_used_before: bool) -> None:
+    inspection = inspect(build(launches(*chunks_of_64(BV))[0], 90))
+    assert inspection.garbled_descriptors
+    # whether the kernel has had something else in the register is chance
+    assert (inspection.undefined_reads == ()) == was_used_before
+
+
+@faulty_ptxas
+def test_the_ladder_refuses_what_ptxas_gets_wrong() -> None:
+    call, configs = chunks_of_64(32)
+    l1, l2 = Builder(90).judge(Proposal("chunks of 64", "triton", configs, "triton", ""), call)
+    assert (l1.outcome, l2.outcome) == ("pass", "fail")
+    failed = {name: check for name, check in l2.evidence["checks"].items() if not check["ok"]}
+    assert failed.keys() == {"prepare: registers"}
+    assert "ptxas 12.8 has miscompiled it" in failed["prepare: registers"]["observed"]
 
 
 @pytest.mark.parametrize("heads_first", [False, True])

@@ -106,14 +106,33 @@ def _shared(used: int, arch: int) -> Check:
 
 
 def _machine_code(stages: Mapping[str, Mapping[str, Any]]) -> Verdict:
-    """L2: matrix products run on tensor cores."""
+    """L2: matrix products run on tensor cores, and the assembler left no register unset."""
     start = time.perf_counter()
     checks = {}
     for name, stage in stages.items():
-        products = {kind: stage["groups"][kind] for kind in ("HGMMA", "HMMA", "tcgen05.mma")}
-        observed = ", ".join(f"{count} {kind}" for kind, count in products.items())
-        checks[name] = Check(sum(products.values()) > 0, observed, "tensor-core instructions", "widen the tiles to 16")
+        checks[name] = _tensor_cores(stage["groups"])
+        checks[f"{name}: registers"] = _registers_are_set(stage)
     return _verdict("L2", all(c.ok for c in checks.values()), {"checks": _plain(checks)}, start)
+
+
+def _tensor_cores(groups: Mapping[str, int]) -> Check:
+    products = {kind: groups[kind] for kind in ("HGMMA", "HMMA", "tcgen05.mma")}
+    observed = ", ".join(f"{count} {kind}" for kind, count in products.items())
+    return Check(sum(products.values()) > 0, observed, "tensor-core instructions", "widen the tiles to 16")
+
+
+def _registers_are_set(stage: Mapping[str, Any]) -> Check:
+    faults = [*stage["undefined_reads"], *stage["garbled_descriptors"]]
+    if not faults:
+        return Check(True, "every uniform register is set before it is used")
+    return Check(
+        False,
+        f"ptxas {stage['versions']['ptxas']} has miscompiled it: {len(faults)} instructions use a uniform register "
+        f"that was not set for them, the first is {faults[0]}",
+        "every uniform register set before it is used",
+        "do not run it, it would read memory at random: take smaller chunks or tiles, which need fewer wgmma "
+        "instructions, or a newer ptxas (TRITON_PTXAS_PATH)",
+    )
 
 
 def _plain(checks: Mapping[str, Check]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Right bf16 arithmetic under Triton's interpreter (TRITON_INTERPRET=1), for Triton 3.6 and 3.7.
+"""Triton's interpreter (TRITON_INTERPRET=1) mended, for Triton 3.6 and 3.7: bf16 arithmetic, and loop bounds.
 
 The interpreter keeps a bf16 tensor as a numpy array of uint16 bit patterns, and most of its operations then take the
 patterns for integers: `tl.dot`, +, -, *, comparisons, fma, clamp, sums, casts from integers and fp64. Its fp32 -> bf16
@@ -7,6 +7,9 @@ bf16 -> fp32 are right as they come, and Triton itself promotes max, min, cumsum
 
 The shim computes in fp32 and rounds each result to the nearest bf16, ties to even, as the hardware does; a `tl.sum` of
 bf16 is rounded once, at its end. bf16 atomic adds stay as they are.
+
+Scalars are arrays of one element there. Triton 3.6 hands them to `int` as they are when one bounds a `range`, which
+numpy refuses since 2.4.
 """
 
 from __future__ import annotations
@@ -113,6 +116,17 @@ def _reduction(stock: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _loop_bounds(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What the interpreter does to `tl.tensor` as a kernel starts, with an `__index__` that takes a scalar."""
+
+    @functools.wraps(stock)
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        stock(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch_lang_tensor
+
+
 def install() -> None:
     """Mend the interpreter in this process, once. Does nothing unless TRITON_INTERPRET=1."""
     global _installed
@@ -127,4 +141,5 @@ def install() -> None:
     builder.cast_impl = _cast(builder.cast_impl)
     builder.get_bf16 = lambda _self, value: interpreter.TensorHandle(round_to_bf16(np.array([value])), tl.bfloat16)
     interpreter.ReduceOps.apply = _reduction(interpreter.ReduceOps.apply)
+    interpreter._patch_lang_tensor = _loop_bounds(interpreter._patch_lang_tensor)
     _installed = True

@@ -12,6 +12,7 @@ from typing import Any
 from kda2.backends.triton.binary import disassemble
 from kda2.backends.triton.build import Build
 from kda2.workbench.inspector.occupancy import Occupancy, occupancy
+from kda2.workbench.inspector.uniform import garbled_descriptors, undefined_uniform_registers
 
 # /*0a40*/  @!P0 LDG.E.128 R8, desc[UR4][R2.64] ;
 _INSTRUCTION = re.compile(
@@ -47,7 +48,8 @@ class Inspection:
     `groups` counts the kinds worth watching (all of them, zeros too; "LDG.128" is the part of "LDG" that moves 128
     bits a thread), `opcodes` every opcode without its modifiers, `instructions` their sum. `spills` is bytes of local
     memory per thread, `shared` bytes per CTA. `sass_hash` is the SHA-256 of the instructions: unlike the cubin's it
-    does not depend on where the source lies.
+    does not depend on where the source lies. `undefined_reads` and `garbled_descriptors` are instructions that the
+    assembler got wrong (see `uniform`): a kernel that has any must not be run.
     """
 
     stage: str
@@ -62,6 +64,8 @@ class Inspection:
     groups: dict[str, int]
     opcodes: dict[str, int]
     sass_hash: str
+    undefined_reads: tuple[str, ...]
+    garbled_descriptors: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON, the same for the same machine code."""
@@ -86,6 +90,8 @@ def inspect(build: Build) -> Inspection:
         groups=grouped(opcodes),
         opcodes=dict(sorted(by_base.items())),
         sass_hash=hashlib.sha256("\n".join(code).encode()).hexdigest(),
+        undefined_reads=undefined_uniform_registers(code),
+        garbled_descriptors=garbled_descriptors(code),
     )
 
 
