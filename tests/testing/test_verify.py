@@ -35,6 +35,11 @@ def test_a_kernel_with_rounded_operands_passes(family: str, dtype: torch.dtype) 
     assert verdict.ok and 0 <= verdict.margin <= 1, verdict.explain()
 
 
+def test_an_unknown_family_is_refused_with_those_there_are() -> None:
+    with pytest.raises(kda2.InvalidValue, match=r"family must be one of random, .*, got 'nosuch'"):
+        verify(torch_kda, "nosuch", PROBLEM)
+
+
 def no_delta(**kwargs: Any) -> Outputs:
     """Gated linear attention: what the state predicts is not subtracted."""
     call = checked(kwargs)

@@ -13,7 +13,13 @@ from kda2.workbench import ledger
 from kda2.workbench.records import LedgerLine
 
 app = typer.Typer(no_args_is_help=True, help="The hash-chained record of what was tried.")
-File = Annotated[Path, typer.Argument(help="A ledger, e.g. runs/kda/ledger.jsonl.")]
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="A ledger, e.g. runs/kda/<run>/ledger.jsonl. Whole lines cut from its end show in its head alone: compare "
+        "that with the report's."
+    ),
+]
 
 
 @app.command()

@@ -121,9 +121,11 @@ def _tell(outcome: Outcome) -> None:
                     f"[red]{escape(candidate.name)} {verdict.stage} {verdict.outcome}[/red]: {_why(verdict.evidence)}"
                 )
     unit = "us" if outcome.label == "measured" else "us by the model"
+    out.print()
     for row in outcome.ranking:
         out.print(f"  {row['us']:10.2f} {unit}  {escape(row['name'])}", highlight=False)
     out.print(f"[bold]{outcome.label} best: {outcome.chosen or 'none'}[/bold]")
+    out.print(f"  by the rule: {outcome.rule}", highlight=False)
     out.print(f"report {outcome.report}\nledger {outcome.ledger}", highlight=False, soft_wrap=True)
 
 

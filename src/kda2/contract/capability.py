@@ -57,11 +57,16 @@ class Capability:
         """The first limit that `query` exceeds, or an ok."""
         return next((c for c in self._checks(query) if not c.ok), Check(True))
 
+    def _other_device(self, q: Query) -> str:
+        return (
+            "TRITON_INTERPRET=1 turns the interpreter on" if "interpreter" in self.devices and q.device == "cpu" else ""
+        )
+
     def _checks(self, q: Query) -> list[Check]:
         device = "interpreter" if q.device == "cpu" and q.interpreted and "cpu" not in self.devices else q.device
         wanted = " or ".join(sorted(self.devices))
         return [
-            Check(device in self.devices, f"tensors are on {q.device}", wanted),
+            Check(device in self.devices, f"tensors are on {q.device}", wanted, self._other_device(q)),
             Check(
                 device != "cuda" or q.arch >= self.min_arch,
                 f"compute capability {q.arch / 10}",

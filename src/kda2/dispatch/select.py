@@ -69,7 +69,8 @@ def choose(query: Query, impl: str = "auto") -> Implementation:
     if _explain_only.get():
         raise _Explained(explanation)
     if explanation.chosen is None:
-        raise UnsupportedTarget(f"no implementation serves this call\n{explanation}")
+        none = "no implementation serves this call" if impl == "auto" else f"impl={impl!r} does not serve this call"
+        raise UnsupportedTarget(f"{none}\n{explanation}")
     return by_name[explanation.chosen]
 
 

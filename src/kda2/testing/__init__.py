@@ -1,8 +1,11 @@
 """Testing KDA implementations, yours or ours: input makers, probe families, an oracle, comparators, test suites.
 
     from functools import partial
-    from kda2.testing import Problem, verify
-    print(verify(partial(kda2.kda, impl="torch"), "repeated_keys", Problem(T=200)))
+    from kda2.testing import FAMILIES, Problem, verify
+    for name in FAMILIES:
+        print(verify(partial(kda2.kda, impl="torch"), name, Problem(T=200)))
+
+One family finds one kind of mistake: a kernel that passes some has passed those.
 
 The conformance suites need pytest and are imported when first named.
 """

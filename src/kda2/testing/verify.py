@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kda2.contract import Tolerance
+from kda2.errors import InvalidValue
 from kda2.ops.kda import kda_step
 from kda2.ops.kda.spec import KDA
 from kda2.testing.compare import ROW_AXES, STATE_AXES, TOKEN_AXES, Comparison, compare, error, rms
@@ -20,7 +21,7 @@ from kda2.testing.oracle import Outputs, oracle, same_roundings, upcast
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Longer ones get the oracle's chunked form in fp64, which agrees with the token recurrence to 1e-12.
-RECURRENT_TOKENS = 400
+RECURRENT_TOKENS = 640
 ROUNDINGS_FACTOR = 2.0
 # Kernels multiply fp32 operands as three products of tf32 terms, good to 2^-21 where fp32 is to 2^-24 (8 times), and
 # merge inverses block by block, which for near-singular chunks is 10 times coarser than substitution.
@@ -40,6 +41,9 @@ class Verdict:
     def ok(self) -> bool:
         return all(c.ok for c in self.comparisons)
 
+    def __bool__(self) -> bool:
+        return self.ok
+
     @property
     def margin(self) -> float:
         """The worst error over its limit."""
@@ -53,6 +57,8 @@ class Verdict:
 
 def verify(run: Callable[..., Outputs], family: str | Family, problem: Problem) -> Verdict:
     """Hold `run(**kwargs) -> (o, final state or None)`, which takes the arguments of `kda2.kda`, to `family`."""
+    if isinstance(family, str) and family not in FAMILIES:
+        raise InvalidValue("family", f"one of {', '.join(FAMILIES)}", repr(family))
     chosen = FAMILIES[family] if isinstance(family, str) else family
     kwargs = chosen.build(problem)
     got = run(**kwargs)

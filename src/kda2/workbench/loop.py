@@ -59,6 +59,7 @@ class Outcome:
 
     chosen: str | None
     label: str
+    rule: str
     ranking: list[dict[str, Any]]
     candidates: list[Candidate]
     shipped: tuple[str, ...]
@@ -246,7 +247,7 @@ class _Run:
         write_report(self.ledger.path, self.report)
         candidates = [self._candidate(p.name) for p in proposals]
         shipped = tuple(p.name for p in proposals if p.shipped)
-        return Outcome(chosen, label, ranking, candidates, shipped, self.ledger.path, self.report)
+        return Outcome(chosen, label, rule, ranking, candidates, shipped, self.ledger.path, self.report)
 
     def _modelled(self, name: str) -> float | None:
         stages = next((v.evidence.get("stages") for v in self.verdicts[name] if v.stage == "L1"), None)

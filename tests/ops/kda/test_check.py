@@ -416,6 +416,19 @@ def test_debug_is_off_outside_its_context() -> None:
     assert not check._debug.get()
 
 
+def test_debug_holds_log_decays_to_what_was_said_of_them() -> None:
+    given = call(gate=kda2.Gate.log())
+    given["g"] = given["g"].abs() + 0.5
+    assert kda2.explain(kda2.kda, **given).chosen  # unread outside the context
+    with kda2.debug():
+        with pytest.raises(kda2.InvalidValue, match=r"g must be a log decay, at most 0"):
+            kda2.kda(**given)
+        bounded = {**given, "g": given["g"].neg().sub(3.0), "gate": kda2.Gate.log(lower_bound=-2.0)}
+        with pytest.raises(kda2.InvalidValue, match=r"g must be at least the promised lower_bound -2\.0"):
+            kda2.kda(**bounded)
+        assert kda2.explain(kda2.kda, **{**given, "g": -given["g"]}).chosen
+
+
 def test_no_unknown_keyword_is_swallowed() -> None:
     with pytest.raises(TypeError, match="use_qk_l2norm"):
         kda2.kda(**call(), use_qk_l2norm=True)

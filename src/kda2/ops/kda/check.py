@@ -27,8 +27,8 @@ _debug = contextvars.ContextVar("kda2_debug", default=False)
 
 @contextlib.contextmanager
 def debug(enabled: bool = True) -> Iterator[None]:
-    """Inside this context, contents that live on a GPU (cu_seqlens, state_indices) are read back and checked.
-    Each check waits for the device, so leave it off in production."""
+    """Inside this context contents are read back and checked: cu_seqlens and state_indices on a GPU, and that `g` is a
+    decay within its promised bound under `Gate.log`. Each check waits for the device: leave it off in production."""
     token = _debug.set(enabled)
     try:
         yield
@@ -263,6 +263,17 @@ def _check_tokens(
         if x.dtype not in (q.dtype, torch.float32):
             raise InvalidType(name, f"q's dtype {_name(q.dtype)} or float32", _name(x.dtype))
     _check_gate(options.gate, q, HV, K)
+    if _debug.get() and options.gate.kind == "log":
+        _check_log_decay(g, options.gate.lower_bound)
+
+
+def _check_log_decay(g: Tensor, lower_bound: float | None) -> None:
+    """Read `g` back and hold it to what `Gate.log` takes: no growth, and no decay past a promised bound."""
+    low, high = (float(x) for x in torch.aminmax(g)) if g.numel() else (0.0, 0.0)
+    if high > 0.0:
+        raise InvalidValue("g", "a log decay, at most 0, under Gate.log", f"a value of {high:.4g}", "is its sign lost?")
+    if lower_bound is not None and low < lower_bound:
+        raise InvalidValue("g", f"at least the promised lower_bound {lower_bound}", f"a value of {low:.4g}")
 
 
 def _check_gate(gate: Gate, q: Tensor, HV: int, K: int) -> None:
