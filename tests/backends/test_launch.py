@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch._subclasses import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
 from kda2.backends.triton import Launch
@@ -43,6 +44,35 @@ def test_tensors_on_the_cpu_ask_nothing_of_cuda(monkeypatch: pytest.MonkeyPatch)
     o = torch.empty(8, dtype=torch.int32)
     ids_launch(o, 100).run()
     assert o.tolist() == list(range(100, 108))
+
+
+@pytest.mark.parametrize(("current", "entered"), [(0, [torch.device("cuda:1")]), (1, [])])
+def test_the_tensors_device_is_made_current(
+    current: int, entered: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fake tensors stand for those of a second GPU; the launch must happen inside its guard, which is left again."""
+    events: list[object] = []
+
+    class Guard:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            events.append(self.device)
+
+        def __exit__(self, *raised: object) -> None:
+            events.append("left")
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int]) -> Any:
+            return lambda **kwargs: events.append(grid)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    with FakeTensorMode():
+        o = torch.empty(8, dtype=torch.int32, device="cuda:1")
+    Launch("ids", Kernel(), 2, {"p_o": o}, KernelConfig(1, 1)).run()
+    assert events == [*entered, (2,), *(["left"] if entered else [])]
 
 
 @pytest.mark.interpreter
