@@ -51,6 +51,12 @@ def test_none_that_can(op: str) -> None:
     assert str(caught.value).count("refused: dtype fp32, wants bf16") == 2
 
 
+def test_registering_again_replaces_what_was_chosen(op: str) -> None:
+    assert choose(query(op)).name == "fast"
+    register(op, [implementation("faster", {"cuda"})])
+    assert choose(query(op)).name == "faster"
+
+
 def test_unknown_name(op: str) -> None:
     with pytest.raises(kda2.InvalidValue, match=r"impl must be 'auto' or one of \['fast', 'plain'\], got 'fats'"):
         choose(query(op), "fats")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-OPTIONAL = ("jinja2", "optuna", "plotly", "pydantic", "pytest", "rich", "safetensors", "typer")
+OPTIONAL = ("jinja2", "plotly", "pydantic", "pytest", "rich", "safetensors", "typer")
 LIMIT_S = 0.3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ _explain_only = contextvars.ContextVar("kda2_explain_only", default=False)
 def register(op: str, implementations: Sequence[Implementation]) -> None:
     """Make `implementations` of `op` available, the preferred one first."""
     _REGISTRY[op] = tuple(implementations)
+    explain_choice.cache_clear()
 
 
 def registered(op: str) -> tuple[Implementation, ...]:
@@ -50,8 +52,9 @@ class Explanation:
         return "can serve; not asked for" if self.asked != "auto" else "can serve; a preferred one comes first"
 
 
+@functools.lru_cache(maxsize=1024)
 def explain_choice(query: Query, impl: str = "auto") -> Explanation:
-    """Match every registered implementation of `query.op` against the call."""
+    """Match every registered implementation of `query.op` against the call. Remembered: calls repeat."""
     verdicts = tuple((i.name, i.capability.check(query)) for i in registered(query.op))
     candidates = [name for name, check in verdicts if check.ok and impl in ("auto", name)]
     return Explanation(query, impl, candidates[0] if candidates else None, verdicts)

@@ -117,6 +117,33 @@ def test_packed_gradients(impl: str) -> None:
     assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
 
 
+@BOTH
+@pytest.mark.parametrize("gate", ["softplus", "bounded"])
+def test_nan_that_no_sequence_owns_reaches_no_gradient(impl: str, gate: Any) -> None:
+    kwargs = small(gate, lengths=(2, 0, 3), tail=2)
+    spoilt = {**kwargs, **{name: kwargs[name].clone() for name in TOKENS}}
+    for name in TOKENS:
+        spoilt[name][:, 5:] = torch.nan
+    for got, want in zip(gradients(spoilt, impl), gradients(kwargs, impl), strict=True):
+        assert torch.equal(got, want)
+
+
+@BOTH
+def test_nan_in_a_padded_row_reaches_no_gradient(impl: str) -> None:
+    kwargs = make_step(Problem(B=3, K=16, V=8, gate="softplus", dtype=torch.float32))
+    kwargs |= {"state_indices": torch.tensor([2, -1, 0]), "inplace": False}
+    gate = kda2.Gate.softplus(kwargs["gate"].A_log.requires_grad_(), kwargs["gate"].dt_bias.requires_grad_())
+
+    def learned(**changes: Tensor) -> tuple[Tensor, ...]:
+        o, state = kda2.kda_step(**{**kwargs, **changes, "gate": gate}, impl=impl)
+        return torch.autograd.grad(o.sum() + state.sum(), (gate.A_log, gate.dt_bias))
+
+    g = kwargs["g"].clone()
+    g[1] = torch.nan
+    for got, want in zip(learned(g=g), learned(), strict=True):
+        assert torch.equal(got, want)
+
+
 def gradients(kwargs: dict[str, Any], impl: str) -> tuple[Tensor, ...]:
     function, tensors = differentiable(kwargs, impl)
     o, state = function(*tensors)

@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from kda2.ops.kda.check import Call
-from kda2.ops.kda.transforms import delta_rule, first_state, last_state, sequence_bounds, step, transform
+from kda2.ops.kda.transforms import delta_rule, first_state, last_state, sequence_bounds, step, tokens_of
 
 __all__ = ["kda", "step"]
 
 
 def kda(call: Call) -> tuple[Tensor, Tensor | None]:
     """Run the recurrence over each sequence in turn."""
-    tokens = [x.flatten(0, 1) for x in transform(call.q, call.k, call.v, call.g, call.beta, call.options)]
-    initial = first_state(call, tokens[0].dtype)
-    o = list(torch.zeros_like(tokens[2]).unbind(0))
+    bounds = sequence_bounds(call)
+    tokens = tokens_of(call, bounds)
+    initial = first_state(call, tokens.v.dtype)
+    o = list(tokens.v.new_zeros(call.v.shape).flatten(0, 1).unbind(0))
     finals = []
-    for state, (start, end) in zip(initial.unbind(0), sequence_bounds(call), strict=True):
+    for state, (start, end) in zip(initial.unbind(0), bounds, strict=True):
         for t in range(start, end):
             o[t], state = delta_rule(state, *(x[t] for x in tokens))
         finals.append(state)

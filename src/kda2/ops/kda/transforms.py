@@ -48,6 +48,14 @@ def sequence_bounds(call: Call) -> list[tuple[int, int]]:
     return [(start, max(start, end)) for start, end in pairwise(offsets)]
 
 
+def tokens_of(call: Call, bounds: list[tuple[int, int]]) -> Transformed:
+    """The formula's operands [tokens, HV, ...] of the flattened tokens, up to the last one that a sequence owns: what
+    lies behind is never read, so that NaN there reaches no gradient."""
+    end = max((end for _, end in bounds), default=0)
+    q, k, v, g, beta = (x.flatten(0, 1)[:end] for x in (call.q, call.k, call.v, call.g, call.beta))
+    return transform(q, k, v, g, beta, call.options)
+
+
 def swap_layout(state: Tensor, layout: str) -> Tensor:
     """Between `layout` and "kv"; its own inverse."""
     return state if layout == "kv" else state.transpose(-1, -2)
@@ -97,12 +105,14 @@ def step(call: StepCall) -> tuple[Tensor, Tensor]:
     live = (rows >= 0) & (rows < slots)
     if call.state_indices is not None:
         live = live & (rows != call.pad_slot)
-    x = transform(call.q, call.k, call.v, call.g, call.beta, call.options)
     picked, where = rows[live], live.nonzero().flatten()
+    # picked before the transforms, so that NaN in a padded row reaches no gradient
+    q, k, v, g, beta = (x[where] for x in (call.q, call.k, call.v, call.g, call.beta))
+    x = transform(q, k, v, g, beta, call.options)
     layout = call.options.state_layout
     before = swap_layout(call.state[picked].to(x.q.dtype), layout)
-    o_live, after = delta_rule(before, *(t[where] for t in x))
-    o = torch.zeros_like(x.v).index_copy(0, where, o_live).to(call.v.dtype)
+    o_live, after = delta_rule(before, *x)
+    o = x.v.new_zeros(call.v.shape).index_copy(0, where, o_live).to(call.v.dtype)
     stored = swap_layout(after, layout).to(call.state.dtype)
     if call.out is not None:
         o = call.out.copy_(o)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kda2.ops.kda.check import Call
 from kda2.ops.kda.torch.stages import Factors, output, prepare, state
-from kda2.ops.kda.transforms import first_state, last_state, sequence_bounds, transform
+from kda2.ops.kda.transforms import first_state, last_state, sequence_bounds, tokens_of
 
 CHUNK = 64
 # Chunks of every sequence that are prepared together: bounds the memory, whatever T is.
@@ -18,11 +18,11 @@ CHUNKS_AT_ONCE = 16
 
 def kda(call: Call, chunk: int = CHUNK, operand: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
     """Chunked KDA. `operand` rounds as a kernel with matrix operands of that dtype would (see `stages`)."""
-    inputs = transform(call.q, call.k, call.v, call.g, call.beta, call.options)
-    tokens = [x.flatten(0, 1) for x in inputs]
-    S = first_state(call, tokens[0].dtype)
-    o = torch.zeros_like(tokens[2])
-    for rows, sequences in _blocks(sequence_bounds(call), chunk, call.q.device):
+    bounds = sequence_bounds(call)
+    tokens = tokens_of(call, bounds)
+    S = first_state(call, tokens.v.dtype)
+    o = tokens.v.new_zeros(call.v.shape).flatten(0, 1)
+    for rows, sequences in _blocks(bounds, chunk, call.q.device):
         q, k, v, g, beta = (_gather(x, rows) for x in tokens)
         factors = prepare(q, k, v, g, beta, operand, keep_Tm=call.options.allow_neg_eigval)
         before, changed = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ def step(call: StepCall, config: KernelConfig | None = None) -> tuple[Tensor, Te
 
 def key_of(call: Call) -> dict[str, Any]:
     """The tuning key of a prefill call."""
-    tile_precision = precision(call.query().dtype, call.options.allow_neg_eigval)
+    tile_precision = precision(call.q.dtype, call.options.allow_neg_eigval)
     return tuning_key(call.q.shape[-1], call.v.shape[-1], tile_precision, anchored_block(call.options, tile_precision))
 
 
@@ -180,13 +181,18 @@ def _alignment(*tensors: Tensor) -> int:
     return math.gcd(16, *(s for x in tensors for axis in (0, 2) if x.shape[axis] > 1 for s in (x.stride(axis),)))
 
 
+@functools.cache
+def _stride_names(name: str, axes: str) -> tuple[str, ...]:
+    return tuple(f"s_{name}_{axis}" for axis in axes)
+
+
 def _strides(name: str, x: Tensor, axes: str) -> dict[str, int]:
-    return {f"s_{name}_{axis}": stride for axis, stride in zip(axes, x.stride(), strict=True)}
+    return dict(zip(_stride_names(name, axes), x.stride(), strict=True))
 
 
 def _state_strides(name: str, state: Tensor | None, options: Options) -> dict[str, int]:
     axes = "nhkv" if options.state_layout == "kv" else "nhvk"
-    return dict.fromkeys((f"s_{name}_{axis}" for axis in axes), 0) if state is None else _strides(name, state, axes)
+    return dict.fromkeys(_stride_names(name, axes), 0) if state is None else _strides(name, state, axes)
 
 
 def _gate_args(options: Options) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from kda2.contract import KernelConfig
 from kda2.dispatch import lookup
 from kda2.ops.kda.check import Options
@@ -19,10 +21,10 @@ def padded(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def precision(dtype: str, allow_neg_eigval: bool) -> str:
+def precision(dtype: torch.dtype, allow_neg_eigval: bool) -> str:
     """What matrix operands and the workspace are kept in. With negative eigenvalues a rounded Tm diverges for
     repeated keys, so that option, like fp32 inputs, takes fp32 operands in three tf32 terms."""
-    return "fp32" if dtype == "fp32" or allow_neg_eigval else "bf16"
+    return "fp32" if dtype == torch.float32 or allow_neg_eigval else "bf16"
 
 
 def anchored_block(options: Options, tile_precision: str) -> int:
@@ -61,4 +63,4 @@ def candidate_configs(key: Mapping[str, Any]) -> list[dict[str, KernelConfig]]:
 def _with(config: KernelConfig, field: str, value: int) -> KernelConfig:
     if field in config.tiles:
         return replace(config, tiles={**config.tiles, field: value})
-    return replace(config, num_warps=value) if field == "num_warps" else replace(config, num_stages=value)
+    return replace(config, num_stages=value)
