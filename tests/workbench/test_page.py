@@ -62,6 +62,11 @@ def test_p95_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert "| H64-1024-weak | 20 | 150.0 (p95 160.0) | 2.00x | 300.0 |" in text
 
 
+def test_a_time_that_holds_waits_for_the_host_is_marked(tmp_path: Path) -> None:
+    text = page(tmp_path, record("fla", 300.0), record("kda2:triton", 150.0, host_paced=True))
+    assert "| H64-1024-weak | 20 | 150.0 (host) | 2.00x | 300.0 |" in text
+
+
 def test_cold_starts_have_their_own_table(tmp_path: Path) -> None:
     cold = record("kda2:triton", 2.5e6, case={**CASE, "cold": True}, samples=1)
     text = page(tmp_path, record("kda2:triton", 150.0), cold)

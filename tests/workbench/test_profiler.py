@@ -62,6 +62,40 @@ def test_timing_tells_slow_from_fast() -> None:
     assert compare(timings["fast"], timings["slow"]).verdict == "slower"
 
 
+def test_a_slow_one_takes_fewer_turns() -> None:
+    calls = {"slow": [lambda: time.sleep(2e-3)], "fast": [lambda: None]}
+    timings = interleave(calls, samples=60, where=CPU, limit_s=0.05)
+    assert 20 <= len(timings["slow"].device_us) <= 26
+    assert len(timings["fast"].device_us) == 60
+
+
+@pytest.mark.gpu
+def test_a_host_that_falls_behind_costs_no_device_time() -> None:
+    """It was quick while warming up, so that the first sleeps of the device are too short."""
+    x, calls = torch.zeros(1, device="cuda"), 0
+
+    def falls_behind() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 10 and calls % 2:
+            time.sleep(3e-3)
+        x.add_(1)
+
+    timing = interleave({"x": [falls_behind]}, samples=20, where=torch.device("cuda", 0), warmup=10)["x"]
+    assert max(timing.call_us) > 3000
+    assert max(timing.device_us) < 1000
+    assert not timing.host_paced
+
+
+@pytest.mark.gpu
+def test_more_launches_than_the_queue_holds_are_said_to_be_paced_by_the_host() -> None:
+    x = torch.zeros(1, device="cuda")
+    calls = {"many": [lambda: [x.add_(1) for _ in range(5000)]], "one": [lambda: x.add_(1)]}
+    timings = interleave(calls, samples=3, where=torch.device("cuda", 0))
+    assert timings["many"].host_paced and not timings["one"].host_paced
+    assert timings["many"].median_us > 1000
+
+
 def test_a_against_a_is_inconclusive() -> None:
     samples = tuple(100 + 10 * math.sin(i * i) for i in range(200))
     timing = Timing(samples, samples)

@@ -17,6 +17,8 @@ from kda2.workbench.profiler.timing import Timing, compare, input_sets, interlea
 from kda2.workbench.records import Verdict
 
 SAMPLES = 200
+# Seconds after which a slow candidate has samples enough.
+LIMIT_S = 2.0
 
 
 def measure(proposals: Sequence[Proposal], capture: Capture, where: torch.device) -> dict[str, Timing]:
@@ -25,7 +27,7 @@ def measure(proposals: Sequence[Proposal], capture: Capture, where: torch.device
     sets = [_copy(capture, where) for _ in range(input_sets(size, where))]
     calls = {p.name: [_bound(p, own) for own in sets] for p in proposals}
     with torch.no_grad():
-        return interleave(calls, SAMPLES, where)
+        return interleave(calls, SAMPLES, where, limit_s=LIMIT_S)
 
 
 def _copy(capture: Capture, where: torch.device) -> Capture:
@@ -54,6 +56,7 @@ def verdicts(timings: Mapping[str, Timing], baseline: str) -> dict[str, Verdict]
             "max_us": round(max(timing.device_us), 3),
             "call_us": round(timing.median_call_us, 3),
             "samples": len(timing.device_us),
+            "host_paced": timing.host_paced,
         }
         if baseline in timings and name != baseline:
             ratio = compare(timings[baseline], timing)

@@ -138,10 +138,10 @@ class _Run:
         return file
 
     def _judge(self, proposals: Sequence[Proposal], file: Path) -> None:
-        """L0 to L4. Numerics run beside the builds, as many at a time as there are cores (one on a GPU)."""
+        """L0 to L4. Numerics run beside the builds, as many at a time as there are cores: on a GPU too, where compiling
+        takes most of their time."""
         builder, call = ladder.Builder(self.options.arch), meta_call(self.capture)
-        workers = 1 if self.where.type == "cuda" else max(1, min(4, os.cpu_count() or 1))
-        pool = ThreadPoolExecutor(workers)
+        pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
         try:
             for p in proposals:
                 self._found(p.name, ladder.parse(p))

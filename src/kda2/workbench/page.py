@@ -17,7 +17,8 @@ This page is generated from `benchmarks/records/*.jsonl` by `kda2 records page`;
 measured with `kda2 bench SUITE --out benchmarks/records`, all implementations turn by turn on the same tensors in one
 run, each checked against an fp64 oracle before it is timed. Times are medians of the time on the device, in
 microseconds. `floor` is what the device's measured copy and product rates allow. Ratios compare implementations within
-one run only: how many times the speed of the first peer. An empty cell was not measured.
+one run only: how many times the speed of the first peer. An empty cell was not measured. `(host)` marks a call of more
+launches than the device's queue holds: its time contains waits for the host.
 
 The host time of a call is the median of what the host needs to enqueue it; it depends on the host's processor and load.
 Where it exceeds the time on the device, the host sets the pace of calls made one by one, unless a CUDA graph replays
@@ -194,7 +195,8 @@ def _time(record: BenchRecord | None) -> str:
         return ""
     if record.median_us is None:
         return record.status
-    return f"{record.median_us:.1f}" + (f" (p95 {record.p95_us:.1f})" if record.p95_us is not None else "")
+    p95 = f" (p95 {record.p95_us:.1f})" if record.p95_us is not None else ""
+    return f"{record.median_us:.1f}{p95}{' (host)' if record.host_paced else ''}"
 
 
 def _ratio(record: BenchRecord | None, base: BenchRecord | None) -> str:

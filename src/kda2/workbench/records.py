@@ -40,8 +40,9 @@ class BenchRecord(Record):
     """One case of a suite, measured on one implementation.
 
     Times are microseconds on the device: `median_us`, and `p95_us` where there are 1000 samples or more. `call_us` is
-    the host's time for the same call. `floor_us` is what the device's measured ceilings allow. `peak_bytes` is what a
-    call allocates beyond its inputs. `rel_err` is the relative L2 error against an fp64 oracle, per output.
+    the host's time for the same call; `host_paced` where the device had to wait for it. `floor_us` is what the device's
+    measured ceilings allow. `peak_bytes` is what a call allocates beyond its inputs. `rel_err` is the relative L2 error
+    against an fp64 oracle, per output.
     """
 
     run: str
@@ -53,6 +54,7 @@ class BenchRecord(Record):
     p95_us: float | None = Field(default=None, gt=0)
     samples: int = Field(default=0, ge=0)
     call_us: float | None = Field(default=None, ge=0)
+    host_paced: bool | None = None
     rel_err: dict[str, float] = Field(default_factory=dict)
     floor_us: float | None = None
     peak_bytes: int | None = None

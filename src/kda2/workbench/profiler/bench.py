@@ -226,6 +226,7 @@ def _record(
             "p95_us": timing.p95_us and round(timing.p95_us, 3),
             "call_us": round(timing.median_call_us, 3),
             "samples": len(timing.device_us),
+            "host_paced": timing.host_paced or None,
         }
     floor = floor_us(problem, plan.where)
     return BenchRecord(

@@ -48,5 +48,5 @@ def cell(record: BenchRecord | None, base: BenchRecord | None) -> str:
         ratio = f" {base.median_us / record.median_us:.2f}x"
     notes = f"err {' '.join(f'{e:.1e}' for e in record.rel_err.values())}"
     if record.call_us is not None:
-        notes = f"call {record.call_us:.0f} us  {notes}"
+        notes = f"call {record.call_us:.0f} us{', paced by the host' if record.host_paced else ''}  {notes}"
     return f"{record.median_us:.1f} us{ratio}\n[dim]{notes}[/dim]"

@@ -2,11 +2,12 @@
 
 On a GPU a call is timed by CUDA events around it. Before each one the device is put to sleep for longer than the host
 needs to enqueue the call, so that the events measure the device alone; the host's time is kept apart as `call_us`.
-On the CPU both are the wall clock.
+A sample whose device woke too early is taken again. On the CPU both are the wall clock.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -22,15 +23,21 @@ Call = Callable[[], Any]
 P95_SAMPLES = 1000
 # A sleeping GPU counts clock cycles; no part kda2 knows runs faster than this, so the sleep is never too short.
 CYCLES_PER_US = 2000.0
+# A call that a sleeping device's queue cannot hold is late however long the sleep: it is given up after so many tries.
+_TRIES = 5
+# Samples that a call gets however slow it is.
+_FEWEST = 20
 _BOOTSTRAPS = 400
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The samples of one implementation, in microseconds."""
+    """The samples of one implementation, in microseconds. `host_paced`: the call has more launches than the device's
+    queue holds, so that its time on the device holds waits for the host."""
 
     device_us: tuple[float, ...]
     call_us: tuple[float, ...]
+    host_paced: bool = False
 
     @property
     def median_us(self) -> float:
@@ -82,11 +89,12 @@ def input_sets(bytes_per_set: int, where: torch.device) -> int:
 
 
 def interleave(
-    calls: Mapping[str, Sequence[Call]], samples: int, where: torch.device, warmup: int = 5
+    calls: Mapping[str, Sequence[Call]], samples: int, where: torch.device, warmup: int = 5, limit_s: float = math.inf
 ) -> dict[str, Timing]:
     """Time each implementation `samples` times, in turn. `calls[name]` holds one call per input set.
 
-    Every call takes the next input set, whoever it belongs to, so that none finds its inputs warmed by another.
+    Every call takes the next input set, whoever it belongs to, so that none finds its inputs warmed by another. An
+    implementation whose calls have taken `limit_s` seconds is passed over once it has 20 samples.
     """
     clock = _Cuda(where) if where.type == "cuda" else _Wall()
     for name, own in calls.items():
@@ -95,25 +103,36 @@ def interleave(
     device_us: dict[str, list[float]] = {name: [] for name in calls}
     call_us: dict[str, list[float]] = {name: [] for name in calls}
     turn = 0
-    for _ in range(samples):
+    for i in range(samples):
         timed = []
         for name, own in calls.items():
-            timed.append((name, clock.time(name, own[turn % len(own)])))
-            turn += 1
+            if i >= _FEWEST and sum(call_us[name]) > limit_s * 1e6:
+                continue
+            sample = None
+            while sample is None:
+                sample = clock.time(name, own[turn % len(own)])
+                turn += 1
+            timed.append((name, sample))
         clock.synchronize()
         for name, (read, host) in timed:
             device_us[name].append(read())
             call_us[name].append(host)
-    return {name: Timing(tuple(device_us[name]), tuple(call_us[name])) for name in calls}
+    return {name: Timing(tuple(device_us[name]), tuple(call_us[name]), name in clock.host_paced) for name in calls}
+
+
+# A sample: how to read the device's time once it is done, and the host's time.
+_Sample = tuple[Callable[[], float], float]
 
 
 class _Wall:
     """The CPU's clock: a call has ended when it returns."""
 
+    host_paced: frozenset[str] = frozenset()
+
     def warm(self, name: str, call: Call) -> None:
         call()
 
-    def time(self, name: str, call: Call) -> tuple[Callable[[], float], float]:
+    def time(self, name: str, call: Call) -> _Sample:
         start = time.perf_counter()
         call()
         us = (time.perf_counter() - start) * 1e6
@@ -129,23 +148,36 @@ class _Cuda:
     def __init__(self, where: torch.device) -> None:
         self.where = where
         self.host_us: dict[str, float] = {}
+        self.late: dict[str, int] = {}
+        self.host_paced: set[str] = set()
 
     def warm(self, name: str, call: Call) -> None:
         self.synchronize()
         start = time.perf_counter()
         call()
         self.host_us[name] = (time.perf_counter() - start) * 1e6  # the last warm-up's, when nothing compiles any more
+        self.late[name] = 0
         self.synchronize()
 
-    def time(self, name: str, call: Call) -> tuple[Callable[[], float], float]:
+    def time(self, name: str, call: Call) -> _Sample | None:
+        """A sample, or None if the device woke up before the call was enqueued; the next try sleeps longer."""
         with torch.cuda.device(self.where):
             before, after = _event(), _event()
-            torch.cuda._sleep(int((1.5 * self.host_us[name] + 20.0) * CYCLES_PER_US))
+            if name not in self.host_paced:
+                torch.cuda._sleep(int((1.5 * self.host_us[name] + 20.0) * CYCLES_PER_US))
             before.record()
             start = time.perf_counter()
             call()
             host = (time.perf_counter() - start) * 1e6
             after.record()
+            late = before.query()
+        if late and name not in self.host_paced:
+            self.host_us[name] = max(self.host_us[name], host)
+            self.late[name] += 1
+            if self.late[name] == _TRIES:
+                self.host_paced.add(name)
+            return None
+        self.late[name] = 0
         return lambda: before.elapsed_time(after) * 1e3, host
 
     def synchronize(self) -> None:
