@@ -15,7 +15,7 @@ from kda2.cli.common import FAILED, command, out
 from kda2.errors import InvalidValue
 from kda2.workbench.profiler import cold as cold_start
 from kda2.workbench.profiler.bench import Plan, Writer, run, typed_case
-from kda2.workbench.profiler.suites import Suite, case_name, load_suite, select
+from kda2.workbench.profiler.suites import REGIMES, Suite, case_name, load_suite, select
 from kda2.workbench.profiler.table import results_table
 from kda2.workbench.records import BenchRecord
 
@@ -79,9 +79,8 @@ def _plan(
     suite: Suite, cases: str | None, gates: str | None, impls: str | None, samples: int | None, target: torch.device
 ) -> Plan:
     regimes = _split("--gates", gates)
-    known = ("strong", "weak", "mixed", "none")
-    if unknown := [g for g in regimes or () if g not in known]:
-        raise InvalidValue("--gates", f"among {known}", repr(unknown[0]))
+    if unknown := [g for g in regimes or () if g not in REGIMES]:
+        raise InvalidValue("--gates", f"among {REGIMES}", repr(unknown[0]))
     every = suite.cases(regimes)
     for case in every:
         typed_case(suite.op, case)

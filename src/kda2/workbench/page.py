@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kda2.workbench.profiler.environment import source_hash
-from kda2.workbench.profiler.suites import case_name
+from kda2.workbench.profiler.suites import REGIMES, case_name
 from kda2.workbench.records import BenchRecord, TestRun, read_lines
 
 GPU_TESTS = "gpu-tests.jsonl"
@@ -184,8 +184,9 @@ def _impls(records: Sequence[BenchRecord]) -> list[str]:
 
 
 def _by_case(records: Sequence[BenchRecord]) -> dict[str, dict[str, BenchRecord]]:
+    """Cases of one gate and number of heads stand together, in order of first appearance."""
     table: dict[str, dict[str, BenchRecord]] = {}
-    for r in records:
+    for r in sorted(records, key=lambda r: (REGIMES.index(r.case["gate"]), r.case["heads"])):
         table.setdefault(case_name(r.case), {})[r.impl] = r
     return table
 

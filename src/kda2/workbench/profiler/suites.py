@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,7 @@ from kda2.errors import InvalidValue
 from kda2.workbench.profiler.environment import checkout
 
 GateRegime = Literal["strong", "weak", "mixed", "none"]
+REGIMES: tuple[str, ...] = get_args(GateRegime)
 
 
 class Suite(BaseModel):
