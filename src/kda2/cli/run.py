@@ -123,7 +123,8 @@ def _tell(outcome: Outcome) -> None:
     unit = "us" if outcome.label == "measured" else "us by the model"
     out.print()
     for row in outcome.ranking:
-        out.print(f"  {row['us']:10.2f} {unit}  {escape(row['name'])}", highlight=False)
+        paced = ", paced by the host" if row.get("host_paced") else ""
+        out.print(f"  {row['us']:10.2f} {unit}  {escape(row['name'])}{paced}", highlight=False)
     out.print(f"[bold]{outcome.label} best: {outcome.chosen or 'none'}[/bold]")
     out.print(f"  by the rule: {outcome.rule}", highlight=False)
     out.print(f"report {outcome.report}\nledger {outcome.ledger}", highlight=False, soft_wrap=True)

@@ -243,6 +243,9 @@ class _Run:
             if chosen is None and correct:
                 chosen, rule = correct[0], "no kernel could be modelled: the first implementation that is correct"
         ranking: list[dict[str, Any]] = [{"name": n, "us": us} for n, us in sorted(times.items(), key=lambda x: x[1])]
+        for entry in ranking:
+            if entry["name"] in timings and timings[entry["name"]].host_paced:
+                entry["host_paced"] = True
         self.ledger.append("choice", {"chosen": chosen, "label": label, "rule": rule, "ranking": ranking})
         write_report(self.ledger.path, self.report)
         candidates = [self._candidate(p.name) for p in proposals]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _INK, _MUTED, _ACCENT, _PALE = "#1c2733", "#7b8794", "#2563eb", "#c7d4ea"
 _FONT = {"family": "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": _INK}
+_SCALE = 3.0
 
 
 def build(run: dict[str, Any], rows: Sequence[Row], choice: dict[str, Any]) -> dict[str, str]:
@@ -31,22 +32,33 @@ def build(run: dict[str, Any], rows: Sequence[Row], choice: dict[str, Any]) -> d
 
 
 def ranking(choice: dict[str, Any]) -> Any:
-    """Measured or modelled time of each candidate, the chosen one marked."""
+    """Measured or modelled time of each candidate, the chosen one marked. Bars end at `_SCALE` times the fastest, so
+    that a slow one does not hide how the others differ."""
     entries = choice.get("ranking")
     if not entries:
         return None
     go = extras.load("plotly.graph_objects", "the report's charts")
+    limit = _SCALE * min(e["us"] for e in entries)
     entries = list(reversed(entries))
     colours = [_ACCENT if e["name"] == choice["chosen"] else _PALE for e in entries]
     bar = go.Bar(
-        x=[e["us"] for e in entries], y=[e["name"] for e in entries], orientation="h", marker_color=colours,
-        text=[f"{e['us']:.1f}" for e in entries], textposition="outside", cliponaxis=False,
-        hovertemplate="%{y}: %{x:.2f} us<extra></extra>",
+        x=[min(e["us"], limit) for e in entries], y=[e["name"] for e in entries], orientation="h",
+        marker_color=colours, text=[_time(e, limit) for e in entries], textposition="auto", cliponaxis=False,
+        customdata=[e["us"] for e in entries], hovertemplate="%{y}: %{customdata:.2f} us<extra></extra>",
     )  # fmt: skip
     figure = go.Figure(bar)
     kind = "median device time" if choice["label"] == "measured" else "modelled time (ranks, does not tell times)"
     figure.update_xaxes(title=f"{kind}, us", rangemode="tozero", gridcolor="#e8ecf1")
     return _styled(figure, 60 + 34 * len(entries))
+
+
+def _time(entry: dict[str, Any], limit: float) -> str:
+    notes = [f"{entry['us']:,.1f}"]
+    if entry["us"] > limit:
+        notes.append("off the scale")
+    if entry.get("host_paced"):
+        notes.append("paced by the host")
+    return ", ".join(notes)
 
 
 def margins(rows: Sequence[Row]) -> Any:
