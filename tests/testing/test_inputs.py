@@ -120,6 +120,9 @@ def test_families_probe_what_they_say() -> None:
     assert (2 * built["repeated_keys_neg_eigval"]["beta"].float().sigmoid() > 1.98).all()
     norms = built["unnormalised_keys"]["k"].float().norm(dim=-1)
     assert norms.min() < 0.2 and norms.max() > 1.2 and not built["unnormalised_keys"]["qk_l2norm"]
+    g, tiny = built["open_gate"]["g"], built["tiny_rows"]["k"].float().norm(dim=-1)
+    assert g.min() < -3 and g.max() > 20 and ((g > 0) & (g < 4)).float().mean() > 0.2
+    assert tiny.min() < 1e-4 and tiny.max() > 0.3 and built["tiny_rows"]["qk_l2norm"]
     assert built["one_token"]["q"].shape[1] == 1 and built["all_empty"]["q"].shape[1] == 0
     assert built["nan_neighbour"]["v"][:, 37:58].isfinite().sum() == 0
     assert built["large_state"]["initial_state"].std() > 50

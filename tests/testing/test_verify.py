@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import kda2
+from kda2.ops.kda import transforms
 from kda2.ops.kda.torch import stages
 from kda2.ops.kda.transforms import first_state, transform
 from kda2.testing import FAMILIES, Problem, checked, judge, make, oracle, same_roundings, upcast, verify
@@ -110,8 +111,8 @@ def test_a_mutant_in_one_head_and_one_chunk_dies() -> None:
     assert not verdict.ok and "head 1, channel 3" in verdict.explain()
 
 
-def with_mutated(module: Any, name: str, mutant: Callable[..., Any]) -> Callable[..., Outputs]:
-    """The torch implementation with one function replaced, while it runs."""
+def with_mutated(module: Any, name: str, mutant: object) -> Callable[..., Outputs]:
+    """The torch implementation with one function or constant replaced, while it runs."""
 
     def run(**kwargs: Any) -> Outputs:
         with pytest.MonkeyPatch.context() as patch:
@@ -131,6 +132,22 @@ def test_differences_of_prefix_sums_die() -> None:
     run = with_mutated(stages, "suffix_sum", from_prefix_sums)
     fp32 = replace(PROBLEM, dtype=torch.float32)
     assert not verify(run, "deep_gate", fp32).ok and not verify(run, "reset_log", fp32).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_softplus_that_bends_in_the_wrong_place_dies(dtype: torch.dtype) -> None:
+    softplus = torch.nn.functional.softplus
+    for mutant in (lambda x: torch.where(x > 0.8, x, softplus(x)), lambda x: softplus(x.clamp(max=20.0))):
+        run = with_mutated(torch.nn.functional, "softplus", mutant)
+        verdict = verify(run, "open_gate", replace(PROBLEM, dtype=dtype))
+        assert not verdict.ok and verdict.margin > 1.5, verdict.explain()
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-7, 1e-5])
+def test_another_epsilon_beneath_the_root_dies(eps: float) -> None:
+    run = with_mutated(transforms, "L2NORM_EPS", eps)
+    verdict = verify(run, "tiny_rows", PROBLEM)
+    assert not verdict.ok and verdict.margin > 10, verdict.explain()
 
 
 def test_truncated_neumann_series_dies_on_repeated_keys() -> None:

@@ -164,7 +164,11 @@ class KdaConformance:
         print(verdict)
         assert verdict.ok, verdict.explain()
 
-    @each("family", ("saturated_gate", "reset_softplus", "near_collinear_keys", "unnormalised_keys", "large_state"))
+    @each(
+        "family",
+        ("saturated_gate", "reset_softplus", "open_gate", "near_collinear_keys", "unnormalised_keys", "tiny_rows",
+         "large_state"),
+    )  # fmt: skip
     def test_family_in_fp16(self, family: str) -> None:
         """Those that leave the range of fp16 most easily."""
         verdict = verify(self.run, family, self.problem(dtype=FP16))

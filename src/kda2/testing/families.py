@@ -119,6 +119,17 @@ def _resets(p: Problem) -> Tensor:
     return channels.logical_or(boundaries)
 
 
+@family("open_gate", probes="softplus activations from -4 to 30: its bend and its linear side")
+def open_gate(p: Problem) -> dict[str, Any]:
+    kwargs, rng = make(replace(p, gate="softplus")), _rng(p)
+    g = torch.empty(_gate_shape(p)).uniform_(-4.0, 8.0, generator=rng)
+    far = torch.rand(_gate_shape(p), generator=rng) < 0.05
+    g = torch.where(far, torch.empty_like(g).uniform_(8.0, 30.0, generator=rng), g)
+    # rates from exp(-3) to exp(-2), so that what is forgotten shows whether the activation was read right
+    gate = replace(kwargs["gate"], A_log=kwargs["gate"].A_log - 3.0)
+    return {**kwargs, "g": g.to(kwargs["g"].dtype).to(kwargs["g"].device), "gate": gate}
+
+
 @family("repeated_keys", probes="one unit key, beta 1, no decay: the worst inverse", judge="same_roundings")
 def repeated_keys(p: Problem) -> dict[str, Any]:
     return _keys(p, 0.0)
@@ -155,6 +166,16 @@ def unnormalised_keys(p: Problem) -> dict[str, Any]:
     kwargs = make(replace(p, qk_l2norm=False))
     norms = torch.empty(*p.rows, p.H, 1).uniform_(0.05, 1.3, generator=_rng(p))
     return {**kwargs, "k": (kwargs["k"].float() * norms.to(kwargs["k"].device)).to(p.dtype)}
+
+
+@family("tiny_rows", probes="q and k rows of norm 1e-5 to 1 under l2norm: the 1e-6 beneath its root")
+def tiny_rows(p: Problem) -> dict[str, Any]:
+    kwargs, rng = make(replace(p, qk_l2norm=True)), _rng(p)
+    for name in ("q", "k"):
+        x = kwargs[name].float()
+        norms = 10.0 ** torch.empty(*p.rows, p.H, 1).uniform_(-5.0, 0.0, generator=rng)
+        kwargs[name] = (x / x.norm(dim=-1, keepdim=True) * norms.to(x.device)).to(p.dtype)
+    return kwargs
 
 
 @family("one_token", probes="T = 1: everything is padding but one row")
