@@ -30,7 +30,7 @@ def test_each_is_kda2s_own_and_a_builtin(error: Exception, builtin: type[Excepti
 
 def test_missing_extra_says_how_to_install() -> None:
     e = kda2.MissingExtra("typer", "workbench", "the command line")
-    assert str(e) == "the command line needs typer; install it with: pip install 'kda2[workbench]'"
+    assert str(e) == "the command line needs typer; in kda2's checkout: pip install '.[workbench]'"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class MissingExtra(KDA2Error, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         self.package, self.extra, self.purpose = package, extra, purpose
-        super().__init__(f"{purpose} needs {package}; install it with: pip install 'kda2[{extra}]'")
+        super().__init__(f"{purpose} needs {package}; in kda2's checkout: pip install '.[{extra}]'")
 
     def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str, str]]:
         return type(self), (self.package, self.extra, self.purpose)

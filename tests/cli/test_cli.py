@@ -87,9 +87,11 @@ def test_bad_usage_of_bench(arguments: list[str], words: str, tmp_path: Path) ->
         (["kda", "--target", "sm_1"], "--target must be one of sm_80"),
         (["kda", "--gate", "hard"], "--gate must be softplus or bounded"),
         (["kda", "--inputs", "none.safetensors"], "does not exist"),
+        (["kda", "--inputs", "none.safetensors", "--gate", "bounded"], "--gate must be absent beside --inputs"),
+        (["kda", "--inputs", "none.safetensors", "--tokens", "64"], "--tokens must be absent beside --inputs"),
         (["kda", "--inputs", "/"], "--inputs must be a safetensors file"),
         (["kda", "--families", "("], "--families must be a regular expression"),
-        (["kda", "--families", "no-such"], "--families must be matching one of random"),
+        (["kda", "--families", "no-such"], "--families must be an expression that finds one of random"),
         (["kda", "--tokens", "99999"], "--tokens must be what the example can give"),
     ],
 )
@@ -97,6 +99,7 @@ def test_bad_usage_of_run(arguments: list[str], words: str, tmp_path: Path) -> N
     result = runner.invoke(app, ["run", *arguments, "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert words in result.stderr
+    assert not result.stdout.strip()
     assert not list(tmp_path.iterdir())  # nothing was begun
 
 
@@ -193,5 +196,5 @@ def test_a_missing_extra_is_named() -> None:
     code = "import sys; sys.modules['typer'] = None; from kda2.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert "typer" in done.stderr and "pip install 'kda2[workbench]'" in done.stderr
+    assert "typer" in done.stderr and "pip install '.[workbench]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ import torch
 
 import kda2
 from kda2.contract import Capability, Implementation, Query
-from kda2.dispatch import choose, explain_choice, register, select
+from kda2.dispatch import choose, explain_choice, register, registered, select
 from kda2.testing import Problem, make, make_step, upcast
 
 BF16 = frozenset({"bf16"})
@@ -55,6 +55,11 @@ def test_registering_again_replaces_what_was_chosen(op: str) -> None:
     assert choose(query(op)).name == "fast"
     register(op, [implementation("faster", {"cuda"})])
     assert choose(query(op)).name == "faster"
+
+
+def test_an_op_that_nobody_imported() -> None:
+    with pytest.raises(kda2.InvalidValue, match=r"op must be one of \[.*'kda'.*\], got 'gla'.*import its public call"):
+        registered("gla")
 
 
 def test_unknown_name(op: str) -> None:

@@ -30,7 +30,7 @@ def bench(
     gates: Annotated[str | None, typer.Option(help="Comma-separated gate regimes: strong, weak, mixed, none.")] = None,
     impls: Annotated[str | None, typer.Option(help="Comma-separated, e.g. triton,fla,flash_kda,cudnn.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Timed calls per case; p95 needs 1000.")] = None,
-    where: Annotated[str, typer.Option("--device", help="cuda, cuda:1, or cpu (small cases only).")] = "cuda",
+    where: Annotated[str, typer.Option("--device", help="cuda, cuda:1, or cpu (small cases, --impls torch).")] = "cuda",
     cold: Annotated[
         bool, typer.Option(help="Time the first call in a new process with an empty kernel cache.")
     ] = False,

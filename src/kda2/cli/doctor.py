@@ -6,6 +6,7 @@ import json
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from kda2.cli.common import command, out
@@ -22,6 +23,6 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
     for title, facts in found.items():
         table = Table(title=title, show_header=False, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for name, value in facts.items():
-            table.add_row(f"[bold]{name}[/bold]", str(value))
+            table.add_row(f"[bold]{escape(name)}[/bold]", escape(str(value)))
         out.print(table)
         out.print()

@@ -29,8 +29,8 @@ def run(
     inputs: Annotated[Path | None, typer.Option(help="A captured call; the example layer's unless given.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Where to write; runs/kda/<run> unless given.")] = None,
     target: Annotated[str, typer.Option(help="Architecture to build for.")] = "sm_90",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the example's text to capture.")] = 512,
-    gate: Annotated[str, typer.Option(help="The example layer's gate: softplus or bounded.")] = "softplus",
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the example's text: 512 unless given.")] = None,
+    gate: Annotated[str | None, typer.Option(help="The example's gate: softplus (unless given) or bounded.")] = None,
     families: Annotated[str, typer.Option(help="Regular expression over probe families.")] = "",
     variants: Annotated[bool, typer.Option(help="Also try configurations around the shipped one.")] = True,
     seed: Annotated[int | None, typer.Option(help="Seed of the probe inputs; fresh unless given.")] = None,
@@ -39,11 +39,17 @@ def run(
     """Capture, build, verify, inspect, measure where there is a GPU, and name the best implementation."""
     if op != "kda":
         raise InvalidValue("op", "'kda'", repr(op))
-    if gate not in ("softplus", "bounded"):
+    if gate not in (None, "softplus", "bounded"):
         raise InvalidValue("--gate", "softplus or bounded", repr(gate))
+    for option, value in (("--tokens", tokens), ("--gate", gate)):
+        if inputs is not None and value is not None:
+            raise InvalidValue(option, "absent beside --inputs: the captured call has its own", repr(value))
     where = folder or Path("runs") / "kda" / new_run()
-    extra = {} if seed is None else {"seed": seed}
-    options = Options(where, _arch(target), inputs, tokens, gate, _families(families), variants, **extra)
+    given: dict[str, Any] = {"tokens": tokens, "gate": gate, "seed": seed}
+    given = {name: x for name, x in given.items() if x is not None}
+    options = Options(where, _arch(target), inputs, families=_families(families), variants=variants, **given)
+    if (where / "ledger.jsonl").exists() and not as_json:
+        out.print(f"{where} holds a run: its ledger is continued, its report replaced", soft_wrap=True)
     try:
         outcome = run_loop(options, lambda *_: None) if as_json else _watched(options)
     except KeyboardInterrupt:
@@ -63,7 +69,7 @@ def _families(pattern: str) -> tuple[str, ...]:
     except re.error as e:
         raise InvalidValue("--families", "a regular expression", repr(pattern), str(e)) from e
     if not chosen:
-        raise InvalidValue("--families", f"matching one of {', '.join(FAMILIES)}", repr(pattern))
+        raise InvalidValue("--families", f"an expression that finds one of {', '.join(FAMILIES)}", repr(pattern))
     return chosen
 
 
@@ -95,7 +101,9 @@ class _Board:
         if not out.is_terminal and text in ("pass", "fail", "invalid", "inconclusive"):
             out.print(f"{candidate}: {stage} {STAGES[stage]}: {text}", highlight=False)  # a log has no live table
 
-    def table(self) -> Table:
+    def table(self) -> Table | str:
+        if not self.cells:
+            return ""  # the run may still refuse its arguments
         table = Table(title="KDA: candidates through the ladder")
         table.add_column("candidate")
         for stage, meaning in STAGES.items():

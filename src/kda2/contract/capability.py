@@ -87,7 +87,13 @@ class Capability:
 
 @dataclass(frozen=True)
 class Implementation:
-    """A named implementation of an op. `load` imports it and returns the function that takes the checked call."""
+    """A named implementation of an op. `load` imports it and returns the function that takes the checked call and
+    returns what the public one does: for `kda` from a `Call` (o, final state or None), for `kda_step` from a `StepCall`
+    (o, state).
+
+    The function may trust the call, but for contents that live on a GPU: offsets and slots outside their range may give
+    wrong results there, and must never touch memory outside the tensors.
+    """
 
     name: str
     capability: Capability

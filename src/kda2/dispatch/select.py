@@ -17,13 +17,15 @@ _explain_only = contextvars.ContextVar("kda2_explain_only", default=False)
 
 
 def register(op: str, implementations: Sequence[Implementation]) -> None:
-    """Make `implementations` of `op` available, the preferred one first."""
+    """Make `implementations` of `op` available, the preferred one first, in place of those it had."""
     _REGISTRY[op] = tuple(implementations)
     explain_choice.cache_clear()
 
 
 def registered(op: str) -> tuple[Implementation, ...]:
-    """The implementations of `op`, the preferred one first."""
+    """The implementations of `op`, the preferred one first. Raises `InvalidValue` before the op has been imported."""
+    if op not in _REGISTRY:
+        raise InvalidValue("op", f"one of {sorted(_REGISTRY)}", repr(op), "import its public call first, as kda2.kda")
     return _REGISTRY[op]
 
 

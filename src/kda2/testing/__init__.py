@@ -23,16 +23,20 @@ from kda2.testing.oracle import checked, checked_step, oracle, same_roundings, u
 from kda2.testing.verify import Verdict, judge, judge_step, verify
 
 if TYPE_CHECKING:
-    from kda2.testing.conformance import KdaConformance
+    from kda2.testing.conformance import FULL, QUICK, KdaConformance, Sizes
     from kda2.testing.step_conformance import KdaStepConformance
 
 _SUITES = {
+    "FULL": "kda2.testing.conformance",
+    "QUICK": "kda2.testing.conformance",
+    "Sizes": "kda2.testing.conformance",
     "KdaConformance": "kda2.testing.conformance",
     "KdaStepConformance": "kda2.testing.step_conformance",
 }
 
 __all__ = [
-    "FAMILIES", "Comparison", "Family", "Guarded", "KdaConformance", "KdaStepConformance", "Problem", "Verdict",
+    "FAMILIES", "FULL", "QUICK", "Comparison", "Family", "Guarded", "KdaConformance", "KdaStepConformance", "Problem",
+    "Sizes", "Verdict",
     "as_step", "checked", "checked_step", "compare", "error", "family", "fenced_memory", "fingerprint", "guarded",
     "judge", "judge_step", "make", "make_step", "offsets", "oracle", "poison", "poisoned_memory", "rms",
     "same_roundings", "upcast", "verify",

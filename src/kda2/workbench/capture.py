@@ -150,6 +150,7 @@ class Capture:
         files = extras.load("safetensors.torch", "a capture file")
         plain = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
         files.save_file(plain, path, metadata={"kda2": json.dumps(about)})
+        path.chmod(0o644)  # as the other files of a run; it comes out readable by its owner alone
         return file_hash(path)
 
     @classmethod
@@ -201,13 +202,14 @@ def from_example(tokens: int, gate: str) -> Capture:
     The layer is an example of using kda2, so it lives with the examples and not in the package; an installed kda2
     has no examples and needs a capture file.
     """
+    example = _example()
     try:
-        layer, x = _example().build(tokens=tokens, gate=gate)
+        layer, x = example.build(tokens=tokens, gate=gate)
     except ValueError as e:
         raise InvalidValue("--tokens", "what the example can give", f"{tokens}: {e}") from e
     with torch.no_grad(), recording() as calls:
         layer(x, impl="torch")
-    text = _example().TEXT
+    text = example.TEXT
     origin = {
         "layer": "examples/kda_layer.py, random weights, seed 0",
         "text": text.name,

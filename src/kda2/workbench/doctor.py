@@ -21,6 +21,8 @@ EXTRAS = {
     "dev": ("ruff", "mypy"),
 }
 PEERS = {"fla": "fla-core", "flash_kda": "flash-kda", "cudnn": "nvidia-cudnn-frontend"}
+# Beginnings of the versions that the tests have run with.
+TESTED = {"python": ("3.11.", "3.12."), "torch": ("2.11.", "2.13."), "triton": ("3.6.0", "3.7.1")}
 PLATFORMS = {
     "Linux, NVIDIA sm_80 or newer": "everything: triton and torch kernels, verification, inspection, measuring",
     "Linux without a GPU": "torch and reference; Triton's interpreter; offline builds for any NVIDIA GPU",
@@ -43,13 +45,21 @@ def examine() -> dict[str, dict[str, Any]]:
 
 
 def _software() -> dict[str, Any]:
+    python, triton = platform.python_version(), package_version("triton")
     return {
         "kda2": kda2.__version__,
-        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}{_wsl()}",
-        "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}{_rocm()}",
-        "triton": package_version("triton") or "not installed",
+        "python": f"{python}{_untested('python', python)} on {platform.system()} {platform.machine()}{_wsl()}",
+        "torch": f"{torch.__version__}{_untested('torch', torch.__version__)}, CUDA "
+        f"{torch.version.cuda or 'not built in'}{_rocm()}",
+        "triton": f"{triton}{_untested('triton', triton)}" if triton else "not installed",
         **_tools(),
     }
+
+
+def _untested(what: str, version: str) -> str:
+    """A remark on a release series that nobody has run the tests with."""
+    known = TESTED[what]
+    return "" if version.startswith(known) else f" (not tested; tested: {', '.join(k.rstrip('.') for k in known)})"
 
 
 def _wsl() -> str:
@@ -108,7 +118,7 @@ def _extras() -> dict[str, str]:
     rows = {}
     for extra, packages in EXTRAS.items():
         missing = [p for p in packages if find_spec(p) is None]
-        rows[extra] = f"missing {', '.join(missing)}: pip install 'kda2[{extra}]'" if missing else "installed"
+        rows[extra] = f"missing {', '.join(missing)}: pip install '.[{extra}]'" if missing else "installed"
     return rows
 
 

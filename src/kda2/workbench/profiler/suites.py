@@ -82,5 +82,5 @@ def select(cases: Sequence[dict[str, Any]], pattern: str | None) -> list[dict[st
         raise InvalidValue("cases", "a regular expression", repr(pattern), str(e)) from e
     chosen = [case for case in cases if wanted.search(case_name(case))]
     if not chosen:
-        raise InvalidValue("cases", f"matching one of {[case_name(c) for c in cases]}", repr(pattern))
+        raise InvalidValue("cases", f"an expression that finds one of {[case_name(c) for c in cases]}", repr(pattern))
     return chosen

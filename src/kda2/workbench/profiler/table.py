@@ -22,7 +22,8 @@ def results_table(records: Sequence[BenchRecord], order: Sequence[str]) -> Table
     the error of o and state."""
     base = baseline(records, order)
     impls = [name for name in order if any(r.impl == name for r in records)]
-    table = Table(title=f"median device time; ratio is speed relative to {base}" if base else "median device time")
+    time = "time" if all(r.device == "cpu" for r in records) else "device time"
+    table = Table(title=f"median {time}; ratio is speed relative to {base}" if base else f"median {time}")
     table.add_column("case")
     table.add_column("floor", justify="right")
     for name in impls:
