@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
 import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from kda2 import device
+
+INTERPRETED = device.interpreted()
 
 
 def _reason_to_skip(item: pytest.Item) -> str | None:

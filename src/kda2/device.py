@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,11 @@ class Gpu:
     def ceilings(self) -> Ceilings | None:
         """Measured rates of this device, or None where nobody has measured them."""
         return MEASURED_CEILINGS.get(self.name)
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter is on; read as Triton reads it."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
 @functools.cache

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import kda2
+from kda2 import device
 from kda2.contract import Capability, Implementation, Query
 from kda2.dispatch import choose, explain_choice, register, registered, select
 from kda2.testing import Problem, make, make_step, upcast
@@ -55,6 +57,31 @@ def test_registering_again_replaces_what_was_chosen(op: str) -> None:
     assert choose(query(op)).name == "fast"
     register(op, [implementation("faster", {"cuda"})])
     assert choose(query(op)).name == "faster"
+
+
+def test_tangents_and_transforms_count_as_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An implementation without derivatives would drop them silently."""
+    kwargs = make(Problem(T=8, dtype=torch.float32))
+
+    def chosen(q: torch.Tensor) -> str | None:
+        return kda2.explain(kda2.kda, **{**kwargs, "q": q}).chosen
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert chosen(kwargs["q"]) == "triton"
+    with forward_ad.dual_level():
+        assert chosen(forward_ad.make_dual(kwargs["q"], torch.ones_like(kwargs["q"]))) == "torch"
+        assert chosen(kwargs["q"]) == "triton"
+    seen = []
+    torch.func.vmap(lambda q: (seen.append(chosen(q)), q)[1])(kwargs["q"][None])
+    assert seen == ["torch"]
+
+
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("ON", True), ("0", False), ("no", False)])
+def test_the_interpreters_switch_is_read_as_triton_reads_it(
+    value: str, on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert device.interpreted() == on
 
 
 def test_an_op_that_nobody_imported() -> None:

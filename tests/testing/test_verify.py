@@ -15,7 +15,7 @@ import kda2
 from kda2.ops.kda import transforms
 from kda2.ops.kda.torch import stages
 from kda2.ops.kda.transforms import first_state, transform
-from kda2.testing import FAMILIES, Problem, checked, judge, make, oracle, same_roundings, upcast, verify
+from kda2.testing import FAMILIES, Problem, checked, judge, make, oracle, same_roundings, upcast, verify, verify_call
 from kda2.testing.oracle import Outputs
 
 verify_module = import_module("kda2.testing.verify")  # the package's `verify` is the function
@@ -89,6 +89,19 @@ def forgotten_state(**kwargs: Any) -> Outputs:
 def wrong_dtype(**kwargs: Any) -> Outputs:
     o, state = torch_kda(**kwargs)
     return o.float(), state
+
+
+def test_an_implementation_that_spoils_its_inputs_dies() -> None:
+    """The oracle must not be given what is left of them."""
+
+    def run(**kwargs: Any) -> Outputs:
+        for name in ("v", "initial_state"):
+            kwargs[name].zero_()
+        return torch.zeros_like(kwargs["v"]), torch.zeros_like(kwargs["initial_state"])
+
+    for verdict in (verify(run, "random", PROBLEM), verify_call(run, "a call", make(PROBLEM))):
+        assert not verdict.ok and "inputs: changed: v, initial_state" in verdict.explain()
+        assert "o is off: relative L2 1.00e+00" in verdict.explain()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ class Query:
     """The facts of one call that decide which implementations can serve it.
 
     `device` is torch's device type, `arch` the compute capability times ten (0 off CUDA), `interpreted` whether
-    Triton's interpreter is on, `needs_grad` whether a gradient is to flow.
+    Triton's interpreter is on, `needs_grad` whether a gradient or a tangent is to flow or torch.func transforms the
+    call.
     """
 
     op: str
@@ -77,9 +78,9 @@ class Capability:
             Check(self.max_V is None or q.V <= self.max_V, f"V = {q.V}", f"at most {self.max_V}"),
             Check(
                 self.backward or not q.needs_grad,
-                "an input requires grad",
-                "no gradient",
-                "it has no backward: call it under torch.no_grad(), or use impl='torch'",
+                "an input requires grad or has a tangent, or torch.func transforms the call",
+                "no differentiation",
+                "it has no derivatives: call it under torch.no_grad(), or use impl='torch'",
             ),
             Check(self.deterministic or not q.deterministic, "deterministic=True", "deterministic=False"),
         ]

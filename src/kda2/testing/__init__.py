@@ -20,7 +20,7 @@ from kda2.testing.families import FAMILIES, Family, family
 from kda2.testing.inputs import Problem, as_step, make, make_step, offsets
 from kda2.testing.memory import Guarded, fenced_memory, fingerprint, guarded, poison, poisoned_memory
 from kda2.testing.oracle import checked, checked_step, oracle, same_roundings, upcast
-from kda2.testing.verify import Verdict, judge, judge_step, verify
+from kda2.testing.verify import Verdict, judge, judge_step, verify, verify_call
 
 if TYPE_CHECKING:
     from kda2.testing.conformance import FULL, QUICK, KdaConformance, Sizes
@@ -39,7 +39,7 @@ __all__ = [
     "Sizes", "Verdict",
     "as_step", "checked", "checked_step", "compare", "error", "family", "fenced_memory", "fingerprint", "guarded",
     "judge", "judge_step", "make", "make_step", "offsets", "oracle", "poison", "poisoned_memory", "rms",
-    "same_roundings", "upcast", "verify",
+    "same_roundings", "upcast", "verify", "verify_call",
 ]  # fmt: skip
 
 

@@ -324,6 +324,14 @@ class KdaConformance:
         got, state = self.run(**{**kwargs, **spoilt})
         assert torch.equal(got, clean) and state is not None and state.isfinite().all()
 
+    def test_offsets_may_be_strided(self) -> None:
+        kwargs = make(self.problem(lengths=self.sizes.lengths))
+        between = torch.full_like(kwargs["cu_seqlens"], 10**6)
+        strided = torch.stack([kwargs["cu_seqlens"], between], dim=1)[:, 0]
+        (o, state), (o_strided, state_strided) = self.run(**kwargs), self.run(**{**kwargs, "cu_seqlens": strided})
+        assert state is not None and state_strided is not None
+        assert torch.equal(o, o_strided) and torch.equal(state, state_strided)
+
     @each("values", BAD_OFFSETS.values(), ids=BAD_OFFSETS)
     def test_no_offsets_reach_outside_the_tensors(self, values: tuple[int, ...]) -> None:
         """Past the checks, as contents on a GPU are."""

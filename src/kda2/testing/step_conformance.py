@@ -87,6 +87,14 @@ class KdaStepConformance:
         o, state = self.check(make_step(self.problem(B=0)))
         assert o.shape[0] == 0 and state.shape[0] == 0
 
+    def test_autograd_sees_what_is_written(self) -> None:
+        """What it saved of the state or of `out` before the call must not pass for unchanged."""
+        kwargs = make_step(self.problem())
+        out = torch.zeros_like(kwargs["v"])
+        versions = kwargs["state"]._version, out._version
+        self.run(**kwargs, out=out)
+        assert kwargs["state"]._version > versions[0] and out._version > versions[1]
+
     # state pool
 
     @each("layout", ("kv", "vk"))

@@ -17,6 +17,7 @@ from kda2.ops.kda.spec import KDA
 from kda2.testing.compare import ROW_AXES, STATE_AXES, TOKEN_AXES, Comparison, compare, error, rms
 from kda2.testing.families import FAMILIES, Family
 from kda2.testing.inputs import Problem, make
+from kda2.testing.memory import fingerprint
 from kda2.testing.oracle import Outputs, oracle, same_roundings, upcast
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -61,15 +62,30 @@ def verify(run: Callable[..., Outputs], family: str | Family, problem: Problem) 
         raise InvalidValue("family", f"one of {', '.join(FAMILIES)}", repr(family))
     chosen = FAMILIES[family] if isinstance(family, str) else family
     kwargs = chosen.build(problem)
-    got = run(**kwargs)
     want = expected(kwargs)
+    got, spoilt = run_watched(run, kwargs)
     floors = None if chosen.name == "random" else random_rms(problem)
     limits = [own_limits(kwargs, x) for x in want if x is not None]
     if chosen.judge == "same_roundings":
         limits = _rounding_limits(kwargs, want, limits)
     if chosen.spoilt is not None:
         got, want, kwargs = _without(chosen.spoilt, got, want, kwargs)
-    return Verdict(chosen.name, judge(got, want, kwargs, limits, floors))
+    return Verdict(chosen.name, (*judge(got, want, kwargs, limits, floors), *spoilt))
+
+
+def verify_call(run: Callable[..., Outputs], name: str, kwargs: Mapping[str, Any]) -> Verdict:
+    """As `verify`, on the call `kwargs`, under the op's own limits."""
+    want = expected(kwargs)
+    got, spoilt = run_watched(run, kwargs)
+    return Verdict(name, (*judge(got, want, kwargs), *spoilt))
+
+
+def run_watched(run: Callable[..., Outputs], kwargs: Mapping[str, Any]) -> tuple[Outputs, tuple[Comparison, ...]]:
+    """What `run` gives, and a failed comparison if it changed its inputs."""
+    before = fingerprint(kwargs)
+    got = run(**kwargs)
+    changed = [name for name, now in fingerprint(kwargs).items() if now != before[name]]
+    return got, (_failed("inputs", f"changed: {', '.join(changed)}"),) if changed else ()
 
 
 def judge(
@@ -88,7 +104,7 @@ def judge(
         got[0], want[0], limits[0], axes=TOKEN_AXES, cu_seqlens=offsets, dtype=kwargs["v"].dtype, scale=scales[0]
     )
     if want[1] is None:
-        return (o,) if got[1] is None else (o, _unasked())
+        return (o,) if got[1] is None else (o, _failed("final state", "wanted None, as none was asked for"))
     initial = kwargs.get("initial_state")
     dtype = torch.float32 if initial is None else initial.dtype
     axes = STATE_AXES[kwargs.get("state_layout", "kv")]
@@ -158,8 +174,8 @@ def _scale(random: float, want: Tensor | None) -> float | None:
     return None if want is None else 1e-3 * random * want.numel() ** 0.5
 
 
-def _unasked() -> Comparison:
-    return Comparison("final state", 0.0, 0.0, 0.0, None, 0, 0, mismatch="wanted None, as none was asked for")
+def _failed(quantity: str, why: str) -> Comparison:
+    return Comparison(quantity, 0.0, 0.0, 0.0, None, 0, 0, mismatch=why)
 
 
 def _without(

@@ -123,6 +123,11 @@ VALUES: dict[str, tuple[Callable[[], Kwargs], str, str]] = {
         "with cu_seqlens",
     ),
     "impl": (lambda: call(impl="cuda-v9"), "impl must be 'auto' or one of", ""),
+    "negative view": (
+        lambda: call(q=torch.complex(zeros(2, 8, 2, 16, dtype=FP32), zeros(2, 8, 2, 16, dtype=FP32)).conj().imag),
+        "q must be a tensor whose memory is its value, got a negative view",
+        "resolve_neg",
+    ),
     "sparse": (lambda: call(v=zeros(2, 8, 4, 24, dtype=FP32).to_sparse()), "v must be a strided tensor", "to_dense"),
     "device of v": (
         lambda: call(v=zeros(2, 8, 4, 24, device="meta")),
@@ -427,6 +432,16 @@ def test_debug_holds_log_decays_to_what_was_said_of_them() -> None:
         with pytest.raises(kda2.InvalidValue, match=r"g must be at least the promised lower_bound -2\.0"):
             kda2.kda(**bounded)
         assert kda2.explain(kda2.kda, **{**given, "g": -given["g"]}).chosen
+        given["g"][0, 0, 0, 0] = torch.nan  # hides nothing
+        with pytest.raises(kda2.InvalidValue, match=r"g must be a log decay, at most 0"):
+            kda2.kda(**given)
+
+
+def test_debug_takes_a_bound_that_was_rounded_to_the_dtype() -> None:
+    given = call(gate=kda2.Gate.log(lower_bound=-4.9))
+    given["g"] = torch.full_like(given["g"], -4.9)  # -4.90625 in bf16
+    with kda2.debug():
+        assert kda2.explain(kda2.kda, **given).chosen
 
 
 def test_no_unknown_keyword_is_swallowed() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from kda2 import device
 from kda2.contract import Query
@@ -269,10 +269,11 @@ def _check_tokens(
 
 def _check_log_decay(g: Tensor, lower_bound: float | None) -> None:
     """Read `g` back and hold it to what `Gate.log` takes: no growth, and no decay past a promised bound."""
-    low, high = (float(x) for x in torch.aminmax(g)) if g.numel() else (0.0, 0.0)
+    numbers = g[~g.isnan()]
+    low, high = (float(x) for x in torch.aminmax(numbers)) if numbers.numel() else (0.0, 0.0)
     if high > 0.0:
         raise InvalidValue("g", "a log decay, at most 0, under Gate.log", f"a value of {high:.4g}", "is its sign lost?")
-    if lower_bound is not None and low < lower_bound:
+    if lower_bound is not None and low < torch.tensor(lower_bound, dtype=g.dtype).item():
         raise InvalidValue("g", f"at least the promised lower_bound {lower_bound}", f"a value of {low:.4g}")
 
 
@@ -321,7 +322,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> Tensor:
                 raise InvalidValue("cu_seqlens", "non-decreasing", got)
         if offsets[-1] > T:
             raise InvalidValue("cu_seqlens", f"at most T = {T}", f"cu_seqlens[{len(offsets) - 1}] = {offsets[-1]}")
-    return cu_seqlens.to(q.device, non_blocking=True)
+    return cu_seqlens.to(q.device, non_blocking=True).contiguous()
 
 
 def _check_slots(state_indices: Tensor, slots: int, pad_slot: int) -> None:
@@ -345,6 +346,8 @@ def _check_tensor(name: str, x: object) -> None:
         raise InvalidValue(name, "a strided tensor", str(x.layout), f"pass {name}.to_dense()")
     if x.is_nested:
         raise InvalidValue(name, "one tensor", "a nested one", "pack the sequences into one row, with cu_seqlens")
+    if x.is_neg():  # a kernel would read the memory, whose sign is pending
+        raise InvalidValue(name, "a tensor whose memory is its value", "a negative view", f"pass {name}.resolve_neg()")
 
 
 def _flag(name: str, x: object) -> bool:
@@ -419,6 +422,17 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _is_differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Whether something follows the call through torch: a gradient, a tangent (forward mode), or torch.func."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        return True
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def _query(op: str, tensors: tuple[Tensor | None, ...], v: Tensor, options: Options, deterministic: bool) -> Query:
     q = tensors[0]
     assert q is not None
@@ -428,10 +442,10 @@ def _query(op: str, tensors: tuple[Tensor | None, ...], v: Tensor, options: Opti
         device=q.device.type,
         # 0 on ROCm, whose device type is "cuda" too
         arch=device.gpu(q.device.index).arch if q.device.type == "cuda" and torch.version.cuda else 0,
-        interpreted=os.environ.get("TRITON_INTERPRET") == "1",
+        interpreted=device.interpreted(),
         dtype=_SHORT[q.dtype],
         K=q.shape[-1],
         V=v.shape[-1],
-        needs_grad=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned),
+        needs_grad=_is_differentiated([x for x in learned if x is not None]),
         deterministic=deterministic,
     )

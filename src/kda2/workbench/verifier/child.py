@@ -15,9 +15,8 @@ import torch
 
 import kda2
 from kda2.contract import KernelConfig
-from kda2.testing import FAMILIES, Comparison, Problem, Verdict, checked, judge, verify
+from kda2.testing import FAMILIES, Comparison, Problem, Verdict, checked, verify, verify_call
 from kda2.testing.oracle import Outputs
-from kda2.testing.verify import expected
 from kda2.workbench.capture import Capture
 from kda2.workbench.verifier.numerics import CAPTURE
 
@@ -71,8 +70,7 @@ def main() -> None:
         capture = Capture.load(Path(task["capture"])).to(task["device"])
         if task["tokens"] is not None:
             capture = capture.first(task["tokens"])
-        comparisons = judge(run(**capture.kwargs), expected(capture.kwargs), capture.kwargs)
-        answer(CAPTURE, Verdict(CAPTURE, comparisons))
+        answer(CAPTURE, verify_call(run, CAPTURE, capture.kwargs))
         problem = Problem(**task["sizes"], device=task["device"], seed=task["seed"])
         for name in task["families"]:
             answer(name, verify(run, FAMILIES[name], problem))
