@@ -174,6 +174,12 @@ class KdaConformance:
         verdict = verify(self.run, family, self.problem(dtype=FP16))
         assert verdict.ok, verdict.explain()
 
+    @each("gate", GATES)
+    def test_a_token_alone(self, gate: str) -> None:
+        """All of its output is q . k times v, and q . k may be far smaller than its terms."""
+        for seed in range(8):
+            self.check(self.problem(T=1, H=1, HV=1, K=128, V=32, state=None, seed=seed, **GATES[gate]))
+
     # shapes
 
     @each("K, V", KV_SIZES)

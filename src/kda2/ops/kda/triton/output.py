@@ -79,8 +79,8 @@ def kda_output(
             b_g = load_log2_decay(
                 p_g, p_dt_bias, o_t, m_t, i_k, a, lower_bound, s_g_t, s_g_d, s_dt_d, K, BK, GATE, HAS_BIAS
             )
-            if BC == 1:
-                b_scores += tl.where(o_i[:, None] == o_i[None, :], tl.sum(b_q * b_k, 1)[:, None], 0.0)
+            # what a token reads of itself may be all that is left, so it is not rounded to matrix operands
+            b_scores += tl.where(o_i[:, None] == o_i[None, :], tl.sum(b_q * b_k, 1)[:, None], 0.0)
             b_scores = add_decayed_scores(b_q, b_k, b_g, b_scores, BT, BC, PRECISION)
         b_Vn = tl.load(p_Vn + i_tile * V * BT + o_v[:, None] * BT + o_i[None, :], mask=m_v[:, None], other=0.0)
         b_o = product(b_scores, tl.trans(b_Vn), b_o, PRECISION)

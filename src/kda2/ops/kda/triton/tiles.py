@@ -158,7 +158,7 @@ def across_cut(o_i, o_j, HALF: tl.constexpr):
 
 @triton.jit
 def add_decayed_scores(b_x, b_k, b_g, b_scores, BT: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr):
-    """Add a tile of channels' share of x_i . (k_j exp(g_{j+1} + ... + g_i)) for j < i; for j = i too if BC > 1.
+    """Add a tile of channels' share of x_i . (k_j exp(g_{j+1} + ... + g_i)) for j < i.
 
     The chunk is halved again and again: across each cut both factors decay towards it, so neither exceeds its row of
     x or k. Blocks of BC tokens are not cut further: their factors are anchored at the block's middle and reach
@@ -192,7 +192,7 @@ def _add_across_cut(b_x, b_k, b_g, b_scores, HALF: tl.constexpr, BT: tl.constexp
 
 @triton.jit
 def _add_in_blocks(b_x, b_k, b_g, b_scores, BT: tl.constexpr, BC: tl.constexpr, PRECISION: tl.constexpr):
-    """Add the scores inside blocks of BC tokens, the diagonal included."""
+    """Add the scores below the diagonal inside blocks of BC tokens."""
     o_i = tl.arange(0, BT)
     middle = o_i // BC * BC + (BC // 2 - 1)
     after = (o_i[None, :] > middle[:, None]) & (o_i[None, :] <= o_i[:, None])
@@ -200,7 +200,7 @@ def _add_in_blocks(b_x, b_k, b_g, b_scores, BT: tl.constexpr, BC: tl.constexpr, 
     b_s = sum_tokens(after, before, b_g, PRECISION)
     b_product = product(b_x * tl.exp2(b_s), tl.trans(b_k * tl.exp2(-b_s)), tl.zeros([BT, BT], tl.float32), PRECISION)
     # selected after the product: outside the block and above the diagonal it may overflow
-    m_block = (o_i[:, None] // BC == o_i[None, :] // BC) & (o_i[:, None] >= o_i[None, :])
+    m_block = (o_i[:, None] // BC == o_i[None, :] // BC) & (o_i[:, None] > o_i[None, :])
     return b_scores + tl.where(m_block, b_product, 0.0)
 
 
