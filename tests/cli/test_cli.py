@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kda2 import device
 from kda2.cli.app import app
 from kda2.workbench.ledger import Ledger
 
@@ -92,6 +93,8 @@ def test_bad_usage_of_bench(arguments: list[str], words: str, tmp_path: Path) ->
         (["kda", "--inputs", "/"], "--inputs must be a safetensors file"),
         (["kda", "--families", "("], "--families must be a regular expression"),
         (["kda", "--families", "no-such"], "--families must be an expression that finds one of random"),
+        (["kda", "--seed", "-1"], "--seed must be at least 0 and below 2**31"),
+        (["kda", "--seed", "2147483648"], "--seed must be at least 0 and below 2**31"),
         (["kda", "--tokens", "99999"], "--tokens must be what the example can give"),
     ],
 )
@@ -112,7 +115,8 @@ def test_bad_usage_of_run(arguments: list[str], words: str, tmp_path: Path) -> N
         ("seqlens = [9]", "seqlens = [9, -1]", "seqlens"),
         ("heads = 1", "heads = 1\nkv_heads = -1", "kv_heads"),
         ("k = 16", "k = 0", "greater than 0"),
-        ("k = 16", "k = 300", "q must be [..., K] with 1 <= K <= 256"),
+        ('suite = "kda-tiny"', 'suite = "gpu-tests"', "gpu-tests.jsonl holds the records of test runs"),
+        ("[[case]]", "[[cases]]", "case"),
     ],
 )
 def test_bad_suites(tiny: Path, tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -121,6 +125,44 @@ def test_bad_suites(tiny: Path, tmp_path: Path, old: str, new: str, words: str) 
     assert result.exit_code == 2
     assert words in result.stderr
     assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_a_case_that_the_operator_refuses_is_a_record(tiny: Path, tmp_path: Path) -> None:
+    tiny.write_text(TINY.replace("k = 16", "k = 300"))
+    result = runner.invoke(app, ["bench", str(tiny), "--device", "cpu", "--out", str(tmp_path / "records")])
+    assert result.exit_code == 1
+    lines = (tmp_path / "records" / "kda-tiny.jsonl").read_text().splitlines()
+    words = "unsupported(q must be [..., K] with 1 <= K <= 256, got K = 300)"
+    assert [json.loads(line)["status"] for line in lines] == [words, words]
+
+
+def test_an_implementation_named_twice_is_measured_once(tiny: Path, tmp_path: Path) -> None:
+    impls = ["--impls", "reference,torch,kda2:reference,torch"]
+    result = runner.invoke(app, ["bench", str(tiny), "--device", "cpu", "--out", str(tmp_path), *impls])
+    assert result.exit_code == 0, result.output
+    lines = (tmp_path / "kda-tiny.jsonl").read_text().splitlines()
+    assert [json.loads(line)["impl"] for line in lines] == ["kda2:reference", "kda2:torch"]
+
+
+def test_a_folder_with_a_ledger_takes_no_other_run(tmp_path: Path) -> None:
+    Ledger(tmp_path / "ledger.jsonl").append("run", {})
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    result = runner.invoke(app, ["run", "kda", "--tokens", "8", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kda2: --out must be a folder without a run's ledger")
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.jsonl"]
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_run_that_cannot_write_its_capture_is_one_line(tmp_path: Path) -> None:
+    code = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (9000, 9000)); from kda2.cli import main; main()"
+    command = [sys.executable, "-B", "-c", code, "run", "kda", "--tokens", "64", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kda2: a capture cannot be written")
+    assert str(tmp_path / "capture.safetensors") in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "ledger.jsonl").exists() and not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -152,6 +194,18 @@ def test_doctor() -> None:
     assert "Implementations that run here" in text
 
 
+def test_doctor_knows_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.gpus():
+        pytest.skip("it looks at the GPU")
+    rows = {}
+    for on in ("0", "1"):
+        monkeypatch.setenv("TRITON_INTERPRET", on)
+        found = json.loads(runner.invoke(app, ["doctor", "--json"]).output)
+        rows[on] = found["Implementations that run here"]["kda, triton"]
+    assert rows["0"].startswith("no: ")
+    assert rows["1"].startswith("yes")
+
+
 def test_ledger_verify_and_log(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     Ledger(path).append("note", {"name": "hello"})
@@ -176,6 +230,21 @@ def test_records_page_and_check(tmp_path: Path) -> None:
     assert "kda2 records page" in result.output
 
 
+@pytest.mark.parametrize("case", [{"gate": "odd"}, {"gate": "weak", "heads": 4}, {"heads": 4, "seqlens": [8]}, {}])
+def test_a_record_that_no_page_could_show_is_named(case: dict[str, object], tmp_path: Path) -> None:
+    record = {
+        "run": "r", "utc": "2026-01-01T00:00:00Z", "suite": "kda-x", "case": case, "impl": "fla", "status": "oom",
+        "device": "cpu", "torch": "2.11.0", "version": "1",
+    }  # fmt: skip
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "kda-x.jsonl").write_text(json.dumps(record) + "\n")
+    for command in ("page", "check"):
+        result = runner.invoke(app, ["records", command, "--folder", str(tmp_path)])
+        assert result.exit_code == 1
+        assert f"{tmp_path / 'records' / 'kda-x.jsonl'}:1 is not a BenchRecord" in result.stderr
+    assert not (tmp_path / "README.md").exists()
+
+
 def test_the_page_in_the_checkout_is_current() -> None:
     assert runner.invoke(app, ["records", "check"]).exit_code == 0
 
@@ -189,6 +258,37 @@ def test_records_tests_counts_a_pytest_run(tmp_path: Path) -> None:
     assert (record["suite"], record["passed"], record["failed"], record["skipped"]) == ("kda-small", 1, 0, 1)
     (tmp_path / "test_x.py").write_text("def test_a(): assert False\n")
     assert runner.invoke(app, arguments).exit_code == 1
+
+
+@pytest.mark.parametrize("suite", ["", "gla-gpu", "kda_step-gpu", "../kda-gpu", "common-x"])
+def test_records_tests_wants_a_suite_of_an_op_before_it_runs(suite: str, tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text("open(__file__ + '.ran', 'w')\ndef test_a(): pass\n")
+    arguments = [suite, "--out", str(tmp_path / "new"), "--", "-q", "-c", "/dev/null", str(tmp_path)]
+    result = runner.invoke(app, ["records", "tests", *arguments])
+    assert result.exit_code == 2
+    assert "suite must be <op>-<what> for an op of kda" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["test_x.py"]
+
+
+def test_records_tests_looks_at_its_file_before_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text("open(__file__ + '.ran', 'w')\ndef test_a(): pass\n")
+    (tmp_path / "gpu-tests.jsonl").write_text('{"schema": 1')
+    for out in (tmp_path, tmp_path / "gpu-tests.jsonl"):
+        arguments = ["kda-x", "--out", str(out), "--", "-q", "-c", "/dev/null", str(tmp_path)]
+        result = runner.invoke(app, ["records", "tests", *arguments])
+        assert result.exit_code == 1
+        assert result.stderr.startswith("kda2: ")
+    assert not (tmp_path / "test_x.py.ran").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--no-such-option"], ["-k", "nothing"], ["none.py"], ["--collect-only"]])
+def test_records_tests_records_no_run_without_tests(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text("def test_a(): pass\n")
+    arguments = ["kda-x", "--out", str(tmp_path), "--", "-q", "-c", "/dev/null", str(tmp_path), *arguments]
+    result = runner.invoke(app, ["records", "tests", *arguments])
+    assert result.exit_code == 1
+    assert "nothing is recorded" in result.stderr
+    assert not (tmp_path / "gpu-tests.jsonl").exists()
 
 
 def test_a_missing_extra_is_named() -> None:

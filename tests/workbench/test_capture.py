@@ -146,6 +146,39 @@ def test_a_call_that_kda2_refuses_is_no_capture() -> None:
         Capture({**kwargs, "v": kwargs["v"][:, :3]})
 
 
+def test_what_is_recorded_stays_as_it_was() -> None:
+    """Models write their next inputs over the last ones, and learn."""
+    kwargs = make(Problem(T=3, gate="softplus"))
+    before = {name: x.clone() for name, x in kwargs.items() if isinstance(x, torch.Tensor)}
+    gate = kwargs["gate"]
+    A_log, dt_bias = gate.A_log.clone(), gate.dt_bias.clone()
+    with captures.recording() as calls:
+        kda2.kda(**kwargs)
+    for x in (*(kwargs[name] for name in before), gate.A_log, gate.dt_bias):
+        x.zero_()
+    assert {"q", "k", "v", "g", "beta", "initial_state"} <= before.keys()
+    for name, x in before.items():
+        assert torch.equal(calls[0].kwargs[name], x), name
+    assert torch.equal(calls[0].gate.A_log, A_log) and torch.equal(calls[0].gate.dt_bias, dt_bias)
+
+
+def test_a_call_that_raises_is_not_recorded() -> None:
+    kwargs = make(Problem(T=3))
+    with captures.recording() as calls:
+        with pytest.raises(InvalidValue, match="impl must be"):
+            kda2.kda(**kwargs, impl="nothing")
+        with pytest.raises(InvalidValue, match="v must be"):
+            kda2.kda(**{**kwargs, "v": kwargs["v"][:, :2]})
+    assert calls == []
+
+
+def test_a_capture_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "c.safetensors").mkdir()
+    with pytest.raises(OSError, match="a capture cannot be written") as e:
+        Capture(make(Problem(T=4))).save(tmp_path / "c.safetensors")
+    assert e.value.filename == str(tmp_path / "c.safetensors")
+
+
 def test_recording_ends() -> None:
     original = kda2.kda
     with captures.recording() as calls:

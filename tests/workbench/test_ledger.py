@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from kda2.errors import InvalidValue
 from kda2.workbench import ledger as ledgers
 from kda2.workbench.ledger import Ledger, LedgerError, LedgerWriteError, verify
 
@@ -118,6 +121,48 @@ def test_a_full_disk_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) 
             ledger.append("lost", {"a": 1})
     assert path.read_bytes() == before
     ledger.append("after", {})
+    assert verify(path).lines == 5
+
+
+def test_an_interruption_leaves_no_line_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, before = Ledger(path), path.read_bytes()
+
+    def interrupted(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ledger.append("lost", {"a": 1})
+    assert path.read_bytes() == before
+    ledger.append("stopped", {})
+    assert verify(path) == ledgers.Check(5, ledger.head)
+
+
+def test_a_second_writer_waits_for_the_first_and_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, write = Ledger(path), Ledger(path), os.write
+    theirs: list[Future[object]] = []
+
+    def slow(fd: int, data: bytes) -> int:
+        if not theirs:
+            theirs.append(pool.submit(second.append, "theirs", {}))
+            time.sleep(0.2)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first.append("mine", {})
+    with pytest.raises(LedgerWriteError, match="another writer"):
+        theirs[0].result()
+    assert verify(path) == ledgers.Check(5, first.head)
+
+
+def test_what_could_not_be_read_back_is_not_written(path: Path) -> None:
+    ledger, before = Ledger(path), path.read_bytes()
+    with pytest.raises(InvalidValue, match="payload must be JSON that can be read back"):
+        ledger.append("note", {"text": "half a pair: \ud800"})
+    assert path.read_bytes() == before
+    ledger.append("note", {})
     assert verify(path).lines == 5
 
 

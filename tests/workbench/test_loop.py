@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import IO
 
 import pytest
 
+from kda2 import device
 from kda2.contract import KernelConfig
+from kda2.errors import InvalidValue
 from kda2.testing import Problem, make
 from kda2.workbench import ledger as ledgers
 from kda2.workbench import loop, predict
@@ -17,9 +23,9 @@ from kda2.workbench.ladder import Builder, parse
 from kda2.workbench.loop import Options, Outcome
 from kda2.workbench.predict import StageLoad
 from kda2.workbench.records import STAGES, Verdict
-from kda2.workbench.report import render
+from kda2.workbench.report import render, write_report
 from kda2.workbench.report.render import tell
-from kda2.workbench.verifier import Task, verify_candidate
+from kda2.workbench.verifier import Task, numerics, verify_candidate
 from kda2.workbench.verifier.numerics import CAPTURE
 
 FAMILIES = ("random", "one_token")
@@ -132,6 +138,122 @@ def test_stopping_keeps_what_was_found(inputs: Path, tmp_path: Path) -> None:
     assert "Stopped before a choice" in (tmp_path / "report.html").read_text()
 
 
+def test_a_folder_holds_one_run(outcome: Outcome, inputs: Path) -> None:
+    folder = outcome.ledger.parent
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InvalidValue, match="--out must be a folder without a run's ledger"):
+        loop.run(Options(folder, 90, inputs), lambda *_: None)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_of_runs_started_at_once_one_goes_on(tmp_path: Path) -> None:
+    together = Barrier(8)
+
+    def begin(_: int) -> bool:
+        together.wait()
+        try:
+            loop._new_ledger(tmp_path / "run" / "ledger.jsonl")
+        except InvalidValue:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(begin, range(8))) == 1
+
+
+def test_a_run_that_never_began_leaves_its_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Capture, path: Path) -> str:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Capture, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        loop.run(Options(tmp_path, 90, tokens=8), lambda *_: None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_does_not_hide_why_a_run_stopped(inputs: Path, tmp_path: Path) -> None:
+    def stop(candidate: str, stage: str, text: str) -> None:
+        (tmp_path / "ledger.jsonl").write_text("spoilt")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as e:
+        loop.run(Options(tmp_path, 90, inputs, families=(), variants=False), stop)
+    assert "another writer" in e.value.__notes__[0]
+
+
+def test_a_full_disk_while_compiling_stops_the_run(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing about the kernel."""
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("triton.compile", full)
+    with pytest.raises(OSError, match="No space left"):
+        loop.run(Options(tmp_path, 90, inputs, families=(), variants=False), lambda *_: None)
+    lines = list(ledgers.read(tmp_path / "ledger.jsonl"))
+    assert tell(lines).stopped == {"reason": "OSError", "says": "[Errno 28] No space left on device"}
+    assert [p.payload["verdict"]["stage"] for p in lines if p.kind == "verdict"] == ["L0"]
+
+
+def test_a_report_is_written_whole_or_not_at_all(
+    outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "report.html").write_text("the last one")
+    write = Path.write_text
+
+    def full(self: Path, text: str, **options: str) -> int:
+        write(self, text[:100], **options)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(outcome.ledger, tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text() == "the last one"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "chosen", "rule"),
+    [
+        ({"triton"}, "torch", "the first implementation that is correct, as none of the modelled kernels is"),
+        ({"triton", "torch", "reference"}, None, "no candidate is correct"),
+    ],
+)
+def test_the_rule_says_why_nothing_modelled_was_chosen(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: set[str], chosen: str | None, rule: str
+) -> None:
+    if device.gpus():
+        pytest.skip("with a GPU it measures")
+
+    def verify(task: Task, heard: object, children: object) -> Verdict:
+        return Verdict(stage="L3", outcome="fail" if task.impl in wrong else "pass", evidence={"families": {}})
+
+    monkeypatch.setattr(loop, "verify_candidate", verify)
+    outcome = loop.run(Options(tmp_path, 90, inputs, variants=False), lambda *_: None)
+    assert (outcome.chosen, outcome.rule) == (chosen, rule)
+
+
+@pytest.mark.parametrize("where", ["q", "initial_state"])
+def test_a_call_that_no_tolerance_judges_is_refused(tmp_path: Path, where: str) -> None:
+    file, out = tmp_path / "wide.safetensors", tmp_path / "run"
+    kwargs = make(Problem(T=4, H=1, HV=1, K=16, V=16))
+    names = ("q", "k", "v", "g", "beta", "initial_state") if where == "q" else ("initial_state",)
+    Capture(kwargs | {name: kwargs[name].double() for name in names}).save(file)
+    with pytest.raises(
+        InvalidValue, match=f"--inputs must be a call in bf16, fp16, fp32, got {where} in torch.float64"
+    ):
+        loop.run(Options(out, 90, file), lambda *_: None)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31])
+def test_a_seed_that_no_generator_takes(tmp_path: Path, seed: int) -> None:
+    with pytest.raises(InvalidValue, match=r"--seed must be at least 0 and below 2\*\*31"):
+        Options(tmp_path, 90, seed=seed)
+
+
 def test_variants_are_the_shipped_configuration_with_one_change(inputs: Path) -> None:
     proposals = [p for p in propose(Capture.load(inputs)) if p.impl == TRITON]
     base, *variants = proposals
@@ -174,6 +296,26 @@ def test_a_crash_is_a_failed_verdict(inputs: Path) -> None:
     verdict = verify_candidate(task(inputs, impl="nothing"), lambda _: None, set())
     assert verdict.outcome == "fail"
     assert "impl must be" in verdict.evidence["ended"]
+    assert "killed" not in verdict.evidence["ended"]  # it ended by itself
+
+
+def test_how_a_child_was_ended_is_said(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = numerics._start
+
+    def killed(task: Task, words: IO[str]) -> subprocess.Popen[str]:
+        child = start(task, words)
+        child.kill()
+        return child
+
+    with monkeypatch.context() as m:
+        m.setattr(numerics, "_start", killed)
+        verdict = verify_candidate(task(inputs), lambda _: None, set())
+    assert verdict.outcome == "fail"
+    assert verdict.evidence["ended"] == "the process ended before 'captured call': killed by signal 9"
+    monkeypatch.setattr(numerics, "TIMEOUT_S", 0.05)
+    verdict = verify_candidate(task(inputs), lambda _: None, set())
+    assert verdict.outcome == "fail"
+    assert verdict.evidence["ended"] == "the process ended before 'captured call': no answer within 0.05 s"
 
 
 def test_the_model_ranks_by_instructions_and_bytes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from kda2.errors import InvalidValue
-from kda2.workbench.profiler import bench, cold, environment, peers, problems, suites
+from kda2.workbench.files import AppendError
+from kda2.workbench.profiler import bench, cold, environment, peers, problems, suites, timing
 from kda2.workbench.profiler.timing import Timing, compare, interleave
 from kda2.workbench.records import BenchRecord
 
@@ -66,6 +68,20 @@ def test_a_slow_one_takes_fewer_turns() -> None:
     calls = {"slow": [lambda: time.sleep(2e-3)], "fast": [lambda: None]}
     timings = interleave(calls, samples=60, where=CPU, limit_s=0.05)
     assert 20 <= len(timings["slow"].device_us) <= 26
+    assert len(timings["fast"].device_us) == 60
+
+
+def test_device_time_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is still at work when the host is done."""
+
+    class Clock(timing._Wall):
+        def time(self, name: str, call: timing.Call) -> timing._Sample:
+            call()
+            return lambda: 1e6 if name == "slow" else 1.0, 1.0
+
+    monkeypatch.setattr(timing, "_Wall", Clock)
+    timings = interleave({"slow": [lambda: None], "fast": [lambda: None]}, samples=60, where=CPU, limit_s=22.5)
+    assert len(timings["slow"].device_us) == 23
     assert len(timings["fast"].device_us) == 60
 
 
@@ -129,6 +145,38 @@ def test_selecting_cases() -> None:
     for pattern in ("nothing", "("):
         with pytest.raises(InvalidValue, match="cases must be"):
             suites.select(cases, pattern)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({}, "H4-1024-weak"),
+        ({"kv_heads": 4, "k": 128, "v": 128, "dtype": "bf16", "state": "fp32-in-out"}, "H4-1024-weak"),
+        ({"kv_heads": 8}, "H4-1024-weak-HV8"),
+        ({"k": 64}, "H4-1024-weak-K64"),
+        ({"v": 64}, "H4-1024-weak-V64"),
+        ({"dtype": "fp32"}, "H4-1024-weak-fp32"),
+        ({"state": "none"}, "H4-1024-weak-state-none"),
+        ({"cold": True}, "H4-1024-weak-cold"),
+        ({"kv_heads": 8, "k": 64, "dtype": "fp16", "cold": True}, "H4-1024-weak-HV8-K64-fp16-cold"),
+    ],
+)
+def test_cases_that_differ_have_different_names(change: dict[str, Any], name: str) -> None:
+    assert suites.case_name({"heads": 4, "seqlens": [1024], "gate": "weak", **change}) == name
+
+
+def test_a_step_without_a_state_dtype_has_the_default_in_its_name() -> None:
+    assert suites.case_name({"heads": 32, "batch": 16, "gate": "weak"}) == "H32-B16-fp32-weak"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"case": ()}, "case"), ({"impls": ()}, "impls"), ({"gates": ()}, "gates"), ({"suite": "gpu-tests"}, "test runs")],
+)
+def test_suites_that_measure_nothing_or_write_elsewhere(change: dict[str, Any], words: str) -> None:
+    given = suite("kda", PREFILL).model_dump()
+    with pytest.raises(ValueError, match=words):
+        suites.Suite.model_validate({**given, **change})
 
 
 def test_bad_suites(tmp_path: Path) -> None:
@@ -205,6 +253,16 @@ def test_a_failing_implementation_does_not_stop_the_run(monkeypatch: pytest.Monk
     assert reference.status == "ok"
 
 
+def test_a_case_that_the_operator_refuses_is_recorded_and_the_next_is_measured() -> None:
+    given = suite("kda", {**PREFILL, "k": 400}, PREFILL, impls=("kda2:torch", "kda2:reference"))
+    *refused, torch_, reference = bench.run(plan(given), lambda _: None)
+    assert [r.impl for r in refused] == ["kda2:torch", "kda2:reference"]
+    for r in refused:
+        assert r.status == "unsupported(q must be [..., K] with 1 <= K <= 256, got K = 400)"
+        assert r.case["k"] == 400 and r.median_us is None
+    assert (torch_.status, reference.status) == ("ok", "ok")
+
+
 def test_a_step_leaves_no_state_behind_between_check_and_clock() -> None:
     problem = problems.make_problem(problems.StepCase.model_validate(STEP), CPU, 0)
     before = problem.tensors["state"].clone()
@@ -231,6 +289,21 @@ def test_cold_start_in_a_new_process() -> None:
     assert record.case["cold"] is True
     assert record.median_us is not None and record.samples == 1
     assert record.rel_err["o"] < 6e-3
+
+
+def test_a_full_disk_tears_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (record,) = bench.run(plan(suite("kda", PREFILL)), lambda _: None)
+    write_record, write = bench.Writer(tmp_path, "kda-small"), os.write
+    write_record(record)
+    before = write_record.path.read_bytes()
+    with monkeypatch.context() as m:
+        m.setattr(os, "write", lambda fd, data: write(fd, data[:10]))
+        with pytest.raises(AppendError, match="only 10 of"):
+            write_record(record)
+    assert write_record.path.read_bytes() == before
+    write_record.path.write_bytes(before[:-5])
+    with pytest.raises(AppendError, match="torn"):
+        bench.Writer(tmp_path, "kda-small")
 
 
 def test_records_are_written_one_by_one(tmp_path: Path) -> None:

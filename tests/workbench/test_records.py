@@ -53,6 +53,40 @@ def test_ok_needs_a_time_and_p95_needs_a_thousand_samples() -> None:
     assert record(p95_us=12.0, samples=1000).p95_us == 12.0
 
 
+@pytest.mark.parametrize("name", ["median_us", "p95_us", "call_us", "floor_us"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_time_is_a_number(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        record(**{"samples": 1000, name: value})
+
+
+@pytest.mark.parametrize("error", [float("inf"), float("nan")])
+def test_a_result_that_is_ok_has_a_finite_error(error: float) -> None:
+    with pytest.raises(ValueError, match="ok needs finite errors"):
+        record(rel_err={"o": 1e-3, "state": error})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gate": "odd"}, "gate"),
+        ({"gate": None}, "gate"),
+        ({"heads": None}, "heads"),
+        ({"heads": "64"}, "heads"),
+        ({"seqlens": None}, "seqlens"),
+        ({"seqlens": []}, "seqlens"),
+        ({"seqlens": 8}, "seqlens"),
+    ],
+)
+def test_a_case_that_no_page_could_show(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    line = json.loads(record().line())
+    line["case"] = {name: x for name, x in {**CASE, **change}.items() if x is not None}
+    path = tmp_path / "x.jsonl"
+    path.write_text(record().line() + "\n" + json.dumps(line) + "\n")
+    with pytest.raises(BadRecord, match=r"x\.jsonl:2 is not a BenchRecord: [\s\S]*" + words):
+        list(read_lines(path, BenchRecord))
+
+
 @pytest.mark.parametrize("status", ["fine", "unsupported", "unsupported()", "OK"])
 def test_unknown_status(status: str) -> None:
     with pytest.raises(ValueError, match="status must be"):

@@ -85,10 +85,10 @@ def _plan(
     for case in every:
         typed_case(suite.op, case)
     chosen = select(every, cases)
-    names = tuple(
+    names = (
         f"kda2:{n}" if n in ("triton", "torch", "reference") else n for n in _split("--impls", impls) or suite.impls
     )
-    return Plan(suite, tuple(chosen), names, samples or suite.samples, target)
+    return Plan(suite, tuple(chosen), tuple(dict.fromkeys(names)), samples or suite.samples, target)
 
 
 def _split(option: str, text: str | None) -> tuple[str, ...] | None:

@@ -11,7 +11,8 @@ from kda2.cli.common import FAILED, command, out
 from kda2.errors import InvalidValue
 from kda2.workbench import page as pages
 from kda2.workbench.profiler.environment import checkout
-from kda2.workbench.testrun import append, run_tests
+from kda2.workbench.profiler.suites import GPU_TESTS
+from kda2.workbench.testrun import record_tests
 
 app = typer.Typer(no_args_is_help=True, help="Benchmark records and the page made from them.")
 Folder = Annotated[Path | None, typer.Option("--folder", help="The benchmarks folder; the checkout's unless given.")]
@@ -52,8 +53,8 @@ def count_tests(
     target: Annotated[Path, typer.Option("--out", help="Where gpu-tests.jsonl is appended.")] = Path("."),
 ) -> None:
     """Run pytest and append what it counted to gpu-tests.jsonl; exit code 1 if a test failed."""
-    record = run_tests(suite, arguments or [])
-    path = append(record, target / pages.GPU_TESTS)
+    path = target / GPU_TESTS
+    record = record_tests(suite, arguments or [], path)
     out.print(f"{record.passed} passed, {record.failed} failed, {record.skipped} skipped on {record.device}: {path}")
     if record.failed or not record.passed:
         raise typer.Exit(FAILED)

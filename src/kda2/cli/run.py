@@ -27,7 +27,9 @@ from kda2.workbench.records import STAGES
 def run(
     op: Annotated[str, typer.Argument(help="The operator: kda.")],
     inputs: Annotated[Path | None, typer.Option(help="A captured call; the example layer's unless given.")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="Where to write; runs/kda/<run> unless given.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where to write, one folder a run; runs/kda/<run> unless given.")
+    ] = None,
     target: Annotated[str, typer.Option(help="Architecture to build for.")] = "sm_90",
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the example's text: 512 unless given.")] = None,
     gate: Annotated[str | None, typer.Option(help="The example's gate: softplus (unless given) or bounded.")] = None,
@@ -48,12 +50,11 @@ def run(
     given: dict[str, Any] = {"tokens": tokens, "gate": gate, "seed": seed}
     given = {name: x for name, x in given.items() if x is not None}
     options = Options(where, _arch(target), inputs, families=_families(families), variants=variants, **given)
-    if (where / "ledger.jsonl").exists() and not as_json:
-        out.print(f"{where} holds a run: its ledger is continued, its report replaced", soft_wrap=True)
     try:
         outcome = run_loop(options, lambda *_: None) if as_json else _watched(options)
     except KeyboardInterrupt:
-        err.print(f"what was found stands in {where / 'ledger.jsonl'}", soft_wrap=True)
+        if (where / "ledger.jsonl").exists():
+            err.print(f"what was found stands in {where / 'ledger.jsonl'}", soft_wrap=True)
         raise
     if as_json:
         print(json.dumps(_plain(outcome)))

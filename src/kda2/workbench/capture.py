@@ -136,7 +136,7 @@ class Capture:
         }
 
     def save(self, path: Path) -> str:
-        """Write the capture; returns the file's SHA-256."""
+        """Write the capture; returns the file's SHA-256. Raises `OSError` with the file's name."""
         tensors = {name: self.kwargs[name] for name in TENSORS if self.kwargs.get(name) is not None}
         learned = {name: getattr(self.gate, name) for name in _LEARNED}
         tensors |= {name: x for name, x in learned.items() if x is not None}
@@ -148,8 +148,12 @@ class Capture:
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         files = extras.load("safetensors.torch", "a capture file")
+        refused = extras.load("safetensors", "a capture file").SafetensorError
         plain = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
-        files.save_file(plain, path, metadata={"kda2": json.dumps(about)})
+        try:
+            files.save_file(plain, path, metadata={"kda2": json.dumps(about)})
+        except refused as e:  # a full disk
+            raise OSError(None, f"a capture cannot be written ({e})", str(path)) from e
         path.chmod(0o644)  # as the other files of a run; it comes out readable by its owner alone
         return file_hash(path)
 
@@ -181,19 +185,30 @@ def _named(values: list[float]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Capture]]:
-    """Inside, every call of `kda2.kda` (by that name, as models write it) is also kept as a `Capture`."""
+    """Inside, every call of `kda2.kda` (by that name, as models write it) is also kept as a `Capture`, once it has
+    returned. Tensors are copied before the call: a model may write its next inputs over them."""
     original = kda2.kda
     calls: list[Capture] = []
 
     def recorder(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Any:
-        kept = {name: x for name, x in options.items() if name not in ("impl", "deterministic")}
-        kept["gate"] = kept.get("gate", Gate.log())
-        tensors = dict(zip(("q", "k", "v", "g", "beta"), (x.detach() for x in (q, k, v, g, beta)), strict=True))
-        calls.append(Capture({**tensors, **kept}))
-        return original(q, k, v, g, beta, **options)
+        given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, **options}
+        kept = {name: _copied(x) for name, x in given.items() if name not in ("impl", "deterministic")}
+        kept.setdefault("gate", Gate.log())
+        result = original(q, k, v, g, beta, **options)
+        calls.append(Capture(kept))
+        return result
 
     with mock.patch.object(kda2, "kda", recorder):
         yield calls
+
+
+def _copied(x: Any) -> Any:
+    """A tensor, or a gate with its tensors, that nothing writes to any more; anything else as it is."""
+    if isinstance(x, Tensor):
+        return x.detach().clone()
+    if isinstance(x, Gate):
+        return replace(x, A_log=_copied(x.A_log), dt_bias=_copied(x.dt_bias))
+    return x
 
 
 def from_example(tokens: int, gate: str) -> Capture:

@@ -106,7 +106,7 @@ def _implementations() -> dict[str, str]:
     where = ("cuda", gpus[0].arch) if gpus else ("cpu", 0)
     rows = {}
     for op in ("kda", "kda_step"):
-        query = Query(op, where[0], where[1], False, "bf16", 128, 128, needs_grad=False)
+        query = Query(op, where[0], where[1], device.interpreted(), "bf16", 128, 128, needs_grad=False)
         explanation = explain_choice(query)
         for name, check in explanation.verdicts:
             can = "yes, the default" if name == explanation.chosen else "yes"

@@ -1,13 +1,13 @@
 """The ledger: what was tried and what was found, one hash-chained JSON line each, only ever appended.
 
 A line's hash covers the hash of the line before it, so nothing earlier can be changed, dropped or inserted without
-every later line showing it. A line is written with one call and synced: a crash leaves at most one torn line, the last,
-which is reported and never silently dropped; opening such a ledger to append refuses until it has been looked at.
+every later line showing it. A line is written with one call under a lock and synced: a crash leaves at most one torn
+line, the last, which is reported and never silently dropped; opening such a ledger to append refuses until it has been
+looked at.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kda2.errors import KDA2Error
+from kda2.errors import InvalidValue, KDA2Error
+from kda2.workbench import files
 from kda2.workbench.profiler.environment import utc_now
 from kda2.workbench.records import LedgerLine
 
@@ -76,39 +77,28 @@ class Ledger:
         self.size = path.stat().st_size if path.exists() else 0
 
     def append(self, kind: str, payload: BaseModel | Mapping[str, Any]) -> LedgerLine:
-        """Write one line and wait until the disk has it. Raises `LedgerWriteError`; then the file is as it was."""
+        """Write one line and wait until the disk has it. Raises `LedgerWriteError`; then the file is as it was, as it
+        is after any other exception."""
         plain = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
         line = chained(self.seq, self.head, utc_now(), kind, plain)
-        self._write(_bytes(line))
-        self.seq, self.head = self.seq + 1, line.hash
+        data = _bytes(line)
+        _check_readable(data)
+        try:
+            with files.opened(self.path) as fd:
+                if os.fstat(fd).st_size != self.size:
+                    raise files.AppendError(f"{self.path} was changed by another writer; write to another file")
+                files.write_whole(fd, data, self.path)
+                self.seq, self.head, self.size = self.seq + 1, line.hash, self.size + len(data)
+        except files.AppendError as e:
+            raise LedgerWriteError(f"{e}; its {self.seq} lines stand") from e
         return line
 
-    def _write(self, data: bytes) -> None:
-        try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        except OSError as e:
-            raise LedgerWriteError(f"cannot open {self.path}: {e.strerror}") from e
-        try:
-            self._append(fd, data)
-        finally:
-            os.close(fd)
 
-    def _append(self, fd: int, data: bytes) -> None:
-        size = os.fstat(fd).st_size
-        if size != self.size:
-            raise LedgerWriteError(
-                f"{self.path} was changed by another writer since line {self.seq}; write to another file"
-            )
-        try:
-            written = os.write(fd, data)
-            if written != len(data):
-                raise OSError(None, f"only {written} of {len(data)} bytes fitted")
-            os.fsync(fd)
-        except OSError as e:
-            with contextlib.suppress(OSError):  # then the torn line stays, to be reported by `verify`
-                os.ftruncate(fd, size)
-            raise LedgerWriteError(f"cannot write {self.path}: {e.strerror}; its {self.seq} lines stand") from e
-        self.size = size + len(data)
+def _check_readable(data: bytes) -> None:
+    try:
+        _parsed(data, "it")
+    except LedgerError as e:
+        raise InvalidValue("payload", "JSON that can be read back", str(e.__cause__)) from e
 
 
 def verify(path: Path) -> Check:

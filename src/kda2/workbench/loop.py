@@ -16,7 +16,10 @@ import torch
 
 import kda2
 from kda2 import device
+from kda2.errors import InvalidValue, KDA2Error
+from kda2.ops.kda.spec import KDA
 from kda2.testing import FAMILIES
+from kda2.testing.verify import NAMES
 from kda2.workbench import capture as captures
 from kda2.workbench import ladder, latency, predict
 from kda2.workbench.candidates import TRITON, Proposal, meta_call, propose
@@ -37,6 +40,7 @@ INTERPRETER_SIZES = {"T": 70, "H": 1, "HV": 1, "K": 32, "V": 32}
 GPU_SIZES = {"T": 300, "H": 2, "HV": 4, "K": 128, "V": 100}
 # Tokens of the capture that a variant is held to under the interpreter; a shipped configuration gets all of them.
 VARIANT_TOKENS = 128
+SEEDS = 2**31
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,11 @@ class Options:
     gate: str = "softplus"
     families: tuple[str, ...] = tuple(FAMILIES)
     variants: bool = True
-    seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
+    seed: int = field(default_factory=lambda: secrets.randbelow(SEEDS))
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < SEEDS:
+            raise InvalidValue("--seed", "at least 0 and below 2**31", str(self.seed))
 
 
 @dataclass(frozen=True)
@@ -78,25 +86,45 @@ def run(options: Options, progress: Progress) -> Outcome:
         capture = captures.from_example(options.tokens, options.gate)
     else:
         capture = Capture.load(options.inputs)
+    _check_dtypes(capture)
     run_ = _Run(options, capture, progress)
     try:
         return run_.go()
     except BaseException as e:
-        run_.ledger.append("stopped", {"reason": type(e).__name__, "says": str(e)[:500]})
-        write_report(run_.ledger.path, run_.report)
+        run_.stop(e)
         raise
+
+
+def _check_dtypes(capture: Capture) -> None:
+    """Refuse a call that no tolerance judges."""
+    wanted = [t.dtype for t in KDA.tolerances]
+    for name in ("q", "initial_state"):
+        x = capture.kwargs.get(name)
+        if x is not None and NAMES.get(x.dtype) not in wanted:
+            raise InvalidValue("--inputs", f"a call in {', '.join(wanted)}", f"{name} in {x.dtype}")
+
+
+def _new_ledger(path: Path) -> Ledger:
+    """A ledger in a file of its own, which is made now: of two runs into one folder, one goes on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError as e:
+        fix = "each run takes a folder of its own"
+        raise InvalidValue("--out", "a folder without a run's ledger", str(path), fix) from e
+    return Ledger(path)
 
 
 class _Run:
     def __init__(self, options: Options, capture: Capture, progress: Progress) -> None:
         self.options, self.capture, self.progress = options, capture, progress
-        self.ledger = Ledger(options.folder / "ledger.jsonl")
         self.report = options.folder / "report.html"
         gpus = device.gpus()
         self.where = torch.device("cuda", 0) if gpus else torch.device("cpu")
         self.children: set[subprocess.Popen[str]] = set()
         self.verdicts: dict[str, list[Verdict]] = {}
         self.pending: dict[Future[Verdict], str] = {}
+        self.ledger = _new_ledger(options.folder / "ledger.jsonl")
 
     def go(self) -> Outcome:
         file = self._begin()
@@ -111,6 +139,19 @@ class _Run:
         for p in proposals:
             self._close(p.name)
         return self._choose(proposals, timings)
+
+    def stop(self, why: BaseException) -> None:
+        """Close the ledger with "stopped" and report what it holds; remove one that does not even say what was to be
+        run. A full disk must not hide why the run stopped, so what cannot be written is only noted."""
+        says = str(why)[:500].encode(errors="replace").decode()
+        try:
+            if not self.ledger.seq:
+                self.ledger.path.unlink()
+                return
+            self.ledger.append("stopped", {"reason": type(why).__name__, "says": says})
+            write_report(self.ledger.path, self.report)
+        except (KDA2Error, OSError) as e:
+            why.add_note(f"this could not be reported: {e}")
 
     def _begin(self) -> Path:
         """Write the ledger's first line; returns the capture's file."""
@@ -240,8 +281,8 @@ class _Run:
             label, rule = "predicted", predict.RULE
             times = {name: us for name in correct if (us := self._modelled(name)) is not None}
             chosen = predict.best(times, TRITON)
-            if chosen is None and correct:
-                chosen, rule = correct[0], "no kernel could be modelled: the first implementation that is correct"
+            if chosen is None:
+                chosen, rule = self._unmodelled(correct)
         ranking: list[dict[str, Any]] = [{"name": n, "us": us} for n, us in sorted(times.items(), key=lambda x: x[1])]
         for entry in ranking:
             if entry["name"] in timings and timings[entry["name"]].host_paced:
@@ -251,6 +292,14 @@ class _Run:
         candidates = [self._candidate(p.name) for p in proposals]
         shipped = tuple(p.name for p in proposals if p.shipped)
         return Outcome(chosen, label, rule, ranking, candidates, shipped, self.ledger.path, self.report)
+
+    def _unmodelled(self, correct: Sequence[str]) -> tuple[str | None, str]:
+        """The choice where no correct candidate has a modelled time, and its rule."""
+        if not correct:
+            return None, "no candidate is correct"
+        modelled = any(self._modelled(name) is not None for name in self.verdicts)
+        why = "as none of the modelled kernels is" if modelled else "as no kernel could be modelled"
+        return correct[0], f"the first implementation that is correct, {why}"
 
     def _modelled(self, name: str) -> float | None:
         stages = next((v.evidence.get("stages") for v in self.verdicts[name] if v.stage == "L1"), None)

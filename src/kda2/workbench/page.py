@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kda2.workbench.profiler.environment import source_hash
-from kda2.workbench.profiler.suites import REGIMES, case_name
+from kda2.workbench.profiler.suites import GPU_TESTS, REGIMES, case_name
 from kda2.workbench.records import BenchRecord, TestRun, read_lines
 
-GPU_TESTS = "gpu-tests.jsonl"
 _HEAD = """# Benchmarks
 
 This page is generated from `benchmarks/records/*.jsonl` by `kda2 records page`; edit neither by hand. A suite is
@@ -27,7 +26,8 @@ them.
 
 A case is named by its heads (`H64`), the lengths of its sequences (`8x1024`: eight of them, packed) or the batch and
 the dtype of the state (`B16-fp32`), and its gate: `strong` forgets everything within some 16 tokens, `weak` remembers
-hundreds of them and more, `mixed` does both in different heads, `none` never forgets.
+hundreds of them and more, `mixed` does both in different heads, `none` never forgets. Keys and values have 128 channels
+and tensors are bf16 unless the name says otherwise.
 """
 
 

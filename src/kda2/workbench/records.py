@@ -6,14 +6,16 @@ Numbers that are absent are left out of the line, so that no reader takes a null
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from kda2.errors import KDA2Error
+from kda2.workbench.profiler.suites import GateRegime
 
 _STATUS = re.compile(r"ok|oom|unsupported\(.+\)", re.DOTALL)
 _TIMES = ("median_us", "p95_us", "call_us")
@@ -36,6 +38,21 @@ class Record(BaseModel):
         return json.dumps(fields, ensure_ascii=False)
 
 
+class _Named(BaseModel):
+    """What a case cannot be named and shown without: heads, gate, and sequences or a batch."""
+
+    heads: StrictInt
+    gate: GateRegime
+    seqlens: list[StrictInt] = Field(default=[], min_length=1)
+    batch: StrictInt | None = None
+
+    @model_validator(mode="after")
+    def _has_a_shape(self) -> Self:
+        if not self.seqlens and self.batch is None:
+            raise ValueError("a case needs seqlens or batch")
+        return self
+
+
 class BenchRecord(Record):
     """One case of a suite, measured on one implementation.
 
@@ -50,13 +67,13 @@ class BenchRecord(Record):
     suite: str
     case: dict[str, Any]
     impl: str
-    median_us: float | None = Field(default=None, gt=0)
-    p95_us: float | None = Field(default=None, gt=0)
+    median_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    p95_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     samples: int = Field(default=0, ge=0)
-    call_us: float | None = Field(default=None, ge=0)
+    call_us: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     host_paced: bool | None = None
     rel_err: dict[str, float] = Field(default_factory=dict)
-    floor_us: float | None = None
+    floor_us: float | None = Field(default=None, allow_inf_nan=False)
     peak_bytes: int | None = None
     status: str
     device: str
@@ -67,6 +84,12 @@ class BenchRecord(Record):
     source: str | None = None
     commit: str | None = None
 
+    @field_validator("case")
+    @classmethod
+    def _case_has_a_name(cls, case: dict[str, Any]) -> dict[str, Any]:
+        _Named.model_validate(case)
+        return case
+
     @model_validator(mode="after")
     def _times_only_when_ok(self) -> Self:
         if not _STATUS.fullmatch(self.status):
@@ -74,6 +97,8 @@ class BenchRecord(Record):
         times = [name for name in _TIMES if getattr(self, name) is not None]
         if self.status == "ok" and self.median_us is None:
             raise ValueError("status ok needs median_us")
+        if self.status == "ok" and not all(map(math.isfinite, self.rel_err.values())):
+            raise ValueError(f"status ok needs finite errors, got {self.rel_err}")
         if self.status != "ok" and times:
             raise ValueError(f"status {self.status!r} allows no times, got {times}")
         if self.p95_us is not None and self.samples < 1000:

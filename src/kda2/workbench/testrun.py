@@ -14,24 +14,34 @@ import torch
 
 import kda2
 from kda2 import device
-from kda2.errors import KDA2Error
+from kda2.errors import InvalidValue, KDA2Error
+from kda2.workbench import files
 from kda2.workbench.page import op_of
 from kda2.workbench.profiler import environment
 from kda2.workbench.records import TestRun
 
+# What pytest ends with after tests have run or could not be collected; the others are no result.
+_COUNTED = (0, 1, 2)
 
-def run_tests(suite: str, arguments: Sequence[str]) -> TestRun:
-    """Run pytest with `arguments` and count. Raises `KDA2Error` if it ends without a result (a crash, bad usage)."""
+
+def record_tests(suite: str, arguments: Sequence[str], path: Path) -> TestRun:
+    """Run pytest with `arguments` and append what it counted to `path`.
+
+    Raises `InvalidValue` for a suite that is not named after an op, and `OSError` for a path that takes no record,
+    before anything runs; `KDA2Error` if pytest ends without a result (a crash, bad usage, no test found).
+    """
+    if op_of(suite) not in environment.ops():
+        raise InvalidValue("suite", f"<op>-<what> for an op of {', '.join(environment.ops())}", repr(suite))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.check_appendable(path)
+    record = _run(suite, arguments)
+    files.append_line(path, record.line())
+    return record
+
+
+def _run(suite: str, arguments: Sequence[str]) -> TestRun:
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "result.xml")
-        done = subprocess.run([sys.executable, "-m", "pytest", f"--junitxml={result}", *arguments], check=False)
-        if not result.exists():
-            raise KDA2Error(f"pytest ended with {done.returncode} and no result")
-        suites = ElementTree.parse(result).getroot().iter("testsuite")
-        totals = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
-        for counted in suites:
-            totals = {name: n + int(counted.get(name, 0)) for name, n in totals.items()}
+    totals = _totals(arguments)
     failed = totals["failures"] + totals["errors"]
     where = torch.device("cuda", 0) if device.gpus() else torch.device("cpu")
     return TestRun(
@@ -48,9 +58,15 @@ def run_tests(suite: str, arguments: Sequence[str]) -> TestRun:
     )
 
 
-def append(record: TestRun, path: Path) -> Path:
-    """Add the record to a file of them; returns the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as f:
-        f.write(record.line() + "\n")
-    return path
+def _totals(arguments: Sequence[str]) -> dict[str, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result.xml")
+        done = subprocess.run([sys.executable, "-m", "pytest", f"--junitxml={result}", *arguments], check=False)
+        if done.returncode not in _COUNTED or not result.exists():
+            raise KDA2Error(f"pytest ended with {done.returncode} and no result: nothing is recorded")
+        suites = list(ElementTree.parse(result).getroot().iter("testsuite"))
+    names = ("tests", "failures", "errors", "skipped")
+    totals = {name: sum(int(counted.get(name, 0)) for counted in suites) for name in names}
+    if not totals["tests"]:
+        raise KDA2Error("pytest ran no test: nothing is recorded")
+    return totals

@@ -41,6 +41,15 @@ def test_a_failure_does_not_stop_the_others() -> None:
     assert "N is too large" in failure.words
 
 
+def test_a_full_disk_is_no_failure_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(triton, "compile", full)
+    with pytest.raises(OSError, match="No space left"):
+        build_all([fill("a", 64)], 90)
+
+
 def test_nothing_to_build() -> None:
     assert build_all([], 90) == []
 

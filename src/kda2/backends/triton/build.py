@@ -67,14 +67,14 @@ def build(launch: Launch, arch: int) -> Build:
     Triton's cache. Tensors may be on any device; on the meta device those without a storage offset count as aligned.
 
     Raises `BuildError` where the kernel does not compile, `UnsupportedTarget` under Triton's interpreter, where there
-    is nothing to compile.
+    is nothing to compile. An `OSError`, as of a full cache folder, passes.
     """
     cache.ensure_writable()
     start = time.perf_counter()
     try:
         source, options = _specialized(launch, arch)
         compiled = triton.compile(source, target=_target(arch), options=options.__dict__)
-    except UnsupportedTarget:
+    except (UnsupportedTarget, OSError):  # a full disk is not the kernel's fault
         raise
     except Exception as e:  # Triton raises its own errors, RuntimeError from MLIR and AssertionError from checks
         raise BuildError(launch.stage, arch, f"{type(e).__name__}: {e}") from e

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from kda2 import device
-from kda2.errors import InvalidValue, UnsupportedTarget
+from kda2.errors import InvalidType, InvalidValue, UnsupportedTarget
+from kda2.workbench import files
 from kda2.workbench.profiler import environment
 from kda2.workbench.profiler.peers import OWN, Bound, NotServed, Peer, find
 from kda2.workbench.profiler.problems import (
@@ -46,15 +47,15 @@ class Plan:
 
 
 class Writer:
-    """Appends records to DIR/<suite>.jsonl, each flushed as it comes."""
+    """Appends records to DIR/<suite>.jsonl, each on the disk before the next is measured."""
 
     def __init__(self, folder: Path, suite: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{suite}.jsonl"
+        files.check_appendable(self.path)
 
     def __call__(self, record: BenchRecord) -> None:
-        with self.path.open("a", encoding="utf-8") as f:
-            f.write(record.line() + "\n")
+        files.append_line(self.path, record.line())
 
 
 @dataclass
@@ -103,12 +104,10 @@ def _measure(
     case = typed_case(plan.suite.op, raw)
     try:
         problems = _problems(case, plan.where)
-        want = oracle(problems[0])
+        contenders = _checked(peers, problems, plan)
     except torch.cuda.OutOfMemoryError:
         say(f"{case_name(raw)}: the inputs and the oracle do not fit in this device's memory")
         return
-    contenders = [_check(peer, problems, want, plan) for peer in peers]
-    del want
     fit = {c.peer.name: [b.call for b in c.bound] for c in contenders if c.status == "ok"}
     try:
         with torch.no_grad():
@@ -139,6 +138,15 @@ def _problems(case: PrefillCase | StepCase, where: torch.device) -> list[Problem
         free, _ = torch.cuda.mem_get_info(where)
         wanted = max(1, min(wanted, int(_INPUT_SHARE * free) // bytes_per_set))
     return [first, *(make_problem(case, where, SEED + i) for i in range(1, wanted))]
+
+
+def _checked(peers: Sequence[Peer], problems: Sequence[Problem], plan: Plan) -> list[_Contender]:
+    """Every implementation held to the oracle; none serves a case that the operator itself refuses."""
+    try:
+        want = oracle(problems[0])
+    except (InvalidValue, InvalidType) as e:
+        return [_Contender(peer, [], {}, status=f"unsupported({_first_line(e)})") for peer in peers]
+    return [_check(peer, problems, want, plan) for peer in peers]
 
 
 def _check(peer: Peer, problems: Sequence[Problem], want: dict[str, Tensor], plan: Plan) -> _Contender:

@@ -46,7 +46,7 @@ def run(plan: bench.Plan, say: Callable[[str], None]) -> Iterator[BenchRecord]:
                 impl=peer.name,
                 median_us=round(result["first_call_us"], 1) if ok else None,
                 samples=1 if ok else 0,
-                rel_err=result.get("rel_err", {}),
+                rel_err={name: e for name, e in result.get("rel_err", {}).items() if e < float("inf")},
                 status=status,
                 version=peer.version,
                 source=environment.source_hash("kda") if peer.name.startswith(OWN) else None,

@@ -101,6 +101,11 @@ def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def ops() -> list[str]:
+    """The ops that have sources of their own."""
+    return [x.name for x in _folders(resources.files("kda2") / "ops") if (x / "spec.py").is_file()]
+
+
 @functools.cache
 def source_hash(op: str) -> str:
     """SHA-256 over the kernel sources of `op` and its tuned tables, comments and docstrings left out.

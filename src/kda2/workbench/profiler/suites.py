@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kda2.errors import InvalidValue
 from kda2.workbench.profiler.environment import checkout
 
 GateRegime = Literal["strong", "weak", "mixed", "none"]
 REGIMES: tuple[str, ...] = get_args(GateRegime)
+# Records of test runs, which stand beside those of suites.
+GPU_TESTS = "gpu-tests.jsonl"
 
 
 class Suite(BaseModel):
@@ -28,11 +30,18 @@ class Suite(BaseModel):
     suite: str = Field(pattern=r"^\w[\w.-]*$")  # it names the file of records
     op: Literal["kda", "kda_step"]
     samples: int = Field(default=200, ge=1)
-    impls: tuple[str, ...]
-    gates: tuple[GateRegime, ...] = ("strong", "weak")
+    impls: tuple[str, ...] = Field(min_length=1)
+    gates: tuple[GateRegime, ...] = Field(default=("strong", "weak"), min_length=1)
     max_rel_err: float = Field(gt=0)
     defaults: dict[str, Any] = Field(default_factory=dict)
-    case: tuple[dict[str, Any], ...]
+    case: tuple[dict[str, Any], ...] = Field(min_length=1)
+
+    @field_validator("suite")
+    @classmethod
+    def _has_a_file_of_its_own(cls, name: str) -> str:
+        if f"{name}.jsonl" == GPU_TESTS:
+            raise ValueError(f"{GPU_TESTS} holds the records of test runs")
+        return name
 
     def cases(self, gates: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Every case in every gate regime (those of the suite, or `gates`)."""
@@ -64,14 +73,31 @@ def load_suite(name: str) -> Suite:
 
 
 def case_name(case: dict[str, Any]) -> str:
-    """A short name to select cases by, e.g. "H64-8x1024-strong", "H96-1300+547+2048-weak", "H32-B256-bf16-strong"."""
+    """A short name to select cases by, e.g. "H64-8x1024-strong", "H96-1300+547+2048-weak", "H32-B256-bf16-strong".
+    What differs from the shipped suites' defaults follows: "H4-1024-weak-HV8-K64-V64-fp32-state-none"."""
     if "batch" in case:
-        shape = f"B{case['batch']}-{case['state_dtype']}"
+        shape = f"B{case['batch']}-{case.get('state_dtype', 'fp32')}"
     else:
         lengths = list(case["seqlens"])
         alike = len(lengths) > 1 and len(set(lengths)) == 1
         shape = f"{len(lengths)}x{lengths[0]}" if alike else "+".join(map(str, lengths))
-    return f"H{case['heads']}-{shape}-{case['gate']}{'-cold' if case.get('cold') else ''}"
+    return "-".join([f"H{case['heads']}", shape, case["gate"], *_unusual(case)])
+
+
+def _unusual(case: dict[str, Any]) -> Iterator[str]:
+    """What a name says only where it is not as in the shipped suites."""
+    heads = case["heads"]
+    for field, usual, text in (
+        ("kv_heads", heads, "HV{}"),
+        ("k", 128, "K{}"),
+        ("v", 128, "V{}"),
+        ("dtype", "bf16", "{}"),
+        ("state", "fp32-in-out", "state-{}"),
+        ("cold", False, "cold"),
+    ):
+        value = case.get(field)
+        if value is not None and value != usual:
+            yield text.format(value)
 
 
 def select(cases: Sequence[dict[str, Any]], pattern: str | None) -> list[dict[str, Any]]:

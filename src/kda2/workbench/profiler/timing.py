@@ -94,7 +94,8 @@ def interleave(
     """Time each implementation `samples` times, in turn. `calls[name]` holds one call per input set.
 
     Every call takes the next input set, whoever it belongs to, so that none finds its inputs warmed by another. An
-    implementation whose calls have taken `limit_s` seconds is passed over once it has 20 samples.
+    implementation whose calls have taken `limit_s` seconds, of the host or of the device, is passed over once it has 20
+    samples.
     """
     clock = _Cuda(where) if where.type == "cuda" else _Wall()
     for name, own in calls.items():
@@ -106,7 +107,7 @@ def interleave(
     for i in range(samples):
         timed = []
         for name, own in calls.items():
-            if i >= _FEWEST and sum(call_us[name]) > limit_s * 1e6:
+            if i >= _FEWEST and max(sum(call_us[name]), sum(device_us[name])) > limit_s * 1e6:
                 continue
             sample = None
             while sample is None:

@@ -122,8 +122,13 @@ def _present(rows: Iterable[Row]) -> list[str]:
 
 
 def write_report(ledger: Path, target: Path) -> None:
-    """Write the report of `ledger` to `target`."""
-    target.write_text(render(ledger), encoding="utf-8")
+    """Write the report of `ledger` to `target`, whole or not at all."""
+    page, part = render(ledger), target.with_name(f"{target.name}.part")
+    try:
+        part.write_text(page, encoding="utf-8")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def outcome_class(outcome: str) -> str:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -44,30 +44,54 @@ def verify_candidate(task: Task, heard: Callable[[str], None], children: set[sub
     stage: Literal["L3", "L4"] = "L4" if task.device.startswith("cuda") else "L3"
     start = time.perf_counter()
     results: dict[str, Any] = {}
-    with tempfile.TemporaryFile("w+") as words:
+    with tempfile.TemporaryFile("w+", errors="replace") as words:
         child = _start(task, words)
         children.add(child)
-        watchdog = threading.Timer(TIMEOUT_S, child.kill)
-        watchdog.start()
         try:
-            for name, result in _answers(child):
-                heard(name)
-                results[name] = result
+            late = _listen(child, task, heard, results)
         finally:
-            watchdog.cancel()
             child.kill()
             child.wait()
             children.discard(child)
         words.seek(0)
-        last = ([line for line in words.read().splitlines() if line.strip()] or ["no message"])[-1]
+        said = [line for line in words.read().splitlines() if line.strip()]
     missing = [name for name in (CAPTURE, *task.families) if name not in results]
     evidence: dict[str, Any] = {"families": results, "seed": task.seed, "on": _where(task)}
     if missing:
-        evidence["ended"] = f"the process ended before {missing[0]!r}: {last[:500]}"
+        end = f"no answer within {TIMEOUT_S:g} s" if late else _end(child.returncode, said)
+        evidence["ended"] = f"the process ended before {missing[0]!r}: {end}"
     ok = not missing and all(r["ok"] for r in results.values())
     return Verdict(
         stage=stage, outcome="pass" if ok else "fail", evidence=evidence, seconds=round(time.perf_counter() - start, 3)
     )
+
+
+def _listen(child: subprocess.Popen[str], task: Task, heard: Callable[[str], None], results: dict[str, Any]) -> bool:
+    """Take in the child's answers; whether it was given up on."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        child.kill()
+
+    watchdog = threading.Timer(TIMEOUT_S, give_up)
+    watchdog.start()
+    try:
+        for name, result in _answers(child):
+            heard(name)
+            results[name] = result
+        if len(results) <= len(task.families):
+            child.wait()  # how it ends is the evidence: it must not be killed before
+    finally:
+        watchdog.cancel()
+    return late.is_set()
+
+
+def _end(code: int, said: Sequence[str]) -> str:
+    """How a child ended: the signal, if one killed it, and its last words."""
+    killed = [f"killed by signal {-code}"] if code < 0 else []
+    words = [said[-1][:500]] if said else []
+    return ", ".join(killed + words) or "no message"
 
 
 def _where(task: Task) -> str:
@@ -92,5 +116,7 @@ def _start(task: Task, words: IO[str]) -> subprocess.Popen[str]:
 def _answers(child: subprocess.Popen[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     assert child.stdout is not None
     for line in child.stdout:
+        if not line.endswith("\n"):  # it was killed while it wrote
+            break
         answer = json.loads(line)
         yield answer["name"], answer["result"]
