@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from kda2 import device
 from kda2.cli.app import app
+from kda2.workbench import doctor as findings
 from kda2.workbench.ledger import Ledger
 
 runner = CliRunner()
@@ -192,6 +193,15 @@ def test_doctor() -> None:
     assert set(found["Platforms"]) >= {"WSL 2", "ROCm", "macOS, Windows"}
     text = runner.invoke(app, ["doctor"]).output
     assert "Implementations that run here" in text
+
+
+def test_doctor_says_what_is_missing_and_untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra's brackets are no markup."""
+    monkeypatch.setattr(findings, "EXTRAS", {"test": ("no_such_package",)})
+    monkeypatch.setattr(findings.platform, "python_version", lambda: "3.19.0")
+    text = runner.invoke(app, ["doctor"]).output
+    assert "missing no_such_package: pip install '.[test]'" in text
+    assert "3.19.0 (not tested; tested: 3.11, 3.12)" in text
 
 
 def test_doctor_knows_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

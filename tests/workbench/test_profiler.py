@@ -253,6 +253,12 @@ def test_a_failing_implementation_does_not_stop_the_run(monkeypatch: pytest.Monk
     assert reference.status == "ok"
 
 
+def test_an_implementation_that_cannot_serve_says_why() -> None:
+    (record,) = bench.run(plan(suite("kda", PREFILL, impls=("kda2:triton",))), lambda _: None)
+    wanted = "impl='triton' does not serve this call: tensors are on cpu, wants cuda or interpreter"
+    assert record.status.startswith(f"unsupported(UnsupportedTarget: {wanted}")
+
+
 def test_a_case_that_the_operator_refuses_is_recorded_and_the_next_is_measured() -> None:
     given = suite("kda", {**PREFILL, "k": 400}, PREFILL, impls=("kda2:torch", "kda2:reference"))
     *refused, torch_, reference = bench.run(plan(given), lambda _: None)

@@ -74,7 +74,9 @@ def choose(query: Query, impl: str = "auto") -> Implementation:
     if _explain_only.get():
         raise _Explained(explanation)
     if explanation.chosen is None:
-        none = "no implementation serves this call" if impl == "auto" else f"impl={impl!r} does not serve this call"
+        none = "no implementation serves this call"
+        if impl != "auto":
+            none = f"impl={impl!r} does not serve this call: {dict(explanation.verdicts)[impl]}"
         raise UnsupportedTarget(f"{none}\n{explanation}")
     return by_name[explanation.chosen]
 

@@ -63,24 +63,24 @@ def verify(run: Callable[..., Outputs], family: str | Family, problem: Problem) 
     chosen = FAMILIES[family] if isinstance(family, str) else family
     kwargs = chosen.build(problem)
     want = expected(kwargs)
-    got, spoilt = run_watched(run, kwargs)
+    got, changed = _watched(run, kwargs)
     floors = None if chosen.name == "random" else random_rms(problem)
     limits = [own_limits(kwargs, x) for x in want if x is not None]
     if chosen.judge == "same_roundings":
         limits = _rounding_limits(kwargs, want, limits)
     if chosen.spoilt is not None:
         got, want, kwargs = _without(chosen.spoilt, got, want, kwargs)
-    return Verdict(chosen.name, (*judge(got, want, kwargs, limits, floors), *spoilt))
+    return Verdict(chosen.name, (*judge(got, want, kwargs, limits, floors), *changed))
 
 
 def verify_call(run: Callable[..., Outputs], name: str, kwargs: Mapping[str, Any]) -> Verdict:
     """As `verify`, on the call `kwargs`, under the op's own limits."""
     want = expected(kwargs)
-    got, spoilt = run_watched(run, kwargs)
-    return Verdict(name, (*judge(got, want, kwargs), *spoilt))
+    got, changed = _watched(run, kwargs)
+    return Verdict(name, (*judge(got, want, kwargs), *changed))
 
 
-def run_watched(run: Callable[..., Outputs], kwargs: Mapping[str, Any]) -> tuple[Outputs, tuple[Comparison, ...]]:
+def _watched(run: Callable[..., Outputs], kwargs: Mapping[str, Any]) -> tuple[Outputs, tuple[Comparison, ...]]:
     """What `run` gives, and a failed comparison if it changed its inputs."""
     before = fingerprint(kwargs)
     got = run(**kwargs)

@@ -283,10 +283,11 @@ class _Run:
             chosen = predict.best(times, TRITON)
             if chosen is None:
                 chosen, rule = self._unmodelled(correct)
-        ranking: list[dict[str, Any]] = [{"name": n, "us": us} for n, us in sorted(times.items(), key=lambda x: x[1])]
-        for entry in ranking:
-            if entry["name"] in timings and timings[entry["name"]].host_paced:
-                entry["host_paced"] = True
+        paced = {name for name, t in timings.items() if t.host_paced}
+        ranking: list[dict[str, Any]] = [
+            {"name": n, "us": us} | ({"host_paced": True} if n in paced else {})
+            for n, us in sorted(times.items(), key=lambda x: x[1])
+        ]
         self.ledger.append("choice", {"chosen": chosen, "label": label, "rule": rule, "ranking": ranking})
         write_report(self.ledger.path, self.report)
         candidates = [self._candidate(p.name) for p in proposals]

@@ -15,10 +15,10 @@ _HEAD = """# Benchmarks
 This page is generated from `benchmarks/records/*.jsonl` by `kda2 records page`; edit neither by hand. A suite is
 measured with `kda2 bench SUITE --out benchmarks/records` (`--cases`, `--gates` and `--samples` choose; each record says
 what), all implementations turn by turn on the same tensors in one run, each checked against an fp64 oracle before it is
-timed. Times are medians of the time on the device, in
-microseconds. `floor` is what the device's measured copy and product rates allow. Ratios compare implementations within
-one run only: how many times the speed of the first peer. An empty cell was not measured. `(host)` marks a call of more
-launches than the device's queue holds: its time contains waits for the host.
+timed. Times are medians of the time on the device, in microseconds. `floor` is what the device's measured copy and
+product rates allow. Ratios compare implementations within one run only: how many times the speed of the first peer. An
+empty cell was not measured. `(host)` marks a call of more launches than the device's queue holds: its time contains
+waits for the host.
 
 The host time of a call is the median of what the host needs to enqueue it; it depends on the host's processor and load.
 Where it exceeds the time on the device, the host sets the pace of calls made one by one, unless a CUDA graph replays

@@ -136,8 +136,8 @@ def kda_step(
     with _own_dtypes(q):
         o, new_state = run(call)
     if not torch.compiler.is_compiling():  # autograd must see that kernels wrote into tensors that it may have saved
-        written = [*([state] if inplace else []), *([] if out is None else [out])]
-        torch.autograd.graph.increment_version(written)
+        written = (state if inplace else None, out)
+        torch.autograd.graph.increment_version([x for x in written if x is not None])
     return o, new_state
 
 

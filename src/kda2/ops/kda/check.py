@@ -6,9 +6,7 @@ import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -16,7 +14,19 @@ from torch.autograd import forward_ad
 from kda2 import device
 from kda2.contract import Query
 from kda2.errors import InvalidType, InvalidValue
-from kda2.ops.kda.gate import Gate, real_number
+from kda2.ops.kda.arguments import (
+    check_device,
+    check_shape,
+    check_tensor,
+    check_writable,
+    dtype_name,
+    flag,
+    int64,
+    real_number,
+    shape_text,
+    share_memory,
+)
+from kda2.ops.kda.gate import Gate
 
 MAX_K, MAX_V = 256, 512
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -125,8 +135,8 @@ def check_call(
     deterministic: bool,
 ) -> Call:
     """Check a prefill call and bring `cu_seqlens` to the tensors' device."""
-    output_final_state = _flag("output_final_state", output_final_state)
-    deterministic = _flag("deterministic", deterministic)
+    output_final_state = flag("output_final_state", output_final_state)
+    deterministic = flag("deterministic", deterministic)
     _check_tokens(q, k, v, g, beta, options, ("B", "T"))
     n = q.shape[0]
     if cu_seqlens is not None:
@@ -153,32 +163,32 @@ def check_step_call(
     out: Tensor | None,
 ) -> StepCall:
     """Check a decode call."""
-    inplace, pad_slot = _flag("inplace", inplace), _slot_number("pad_slot", pad_slot)
+    inplace, pad_slot = flag("inplace", inplace), int64("pad_slot", pad_slot)
     _check_tokens(q, k, v, g, beta, options, ("B",))
     B, K, HV, V = q.shape[0], q.shape[-1], v.shape[1], v.shape[-1]
-    _check_tensor("state", state)
+    check_tensor("state", state)
     slots = B if state_indices is None or state.dim() != 4 else state.shape[0]
     _check_state("state", state, q, _state_shape(slots, HV, K, V, options.state_layout))
     if state_indices is not None:
-        _check_tensor("state_indices", state_indices)
+        check_tensor("state_indices", state_indices)
         if state_indices.dtype not in (torch.int32, torch.int64):
-            raise InvalidType("state_indices", "int32 or int64", _name(state_indices.dtype))
-        _check_shape("state_indices", state_indices, (B,))
-        _check_device("state_indices", state_indices, q)
+            raise InvalidType("state_indices", "int32 or int64", dtype_name(state_indices.dtype))
+        check_shape("state_indices", state_indices, (B,))
+        check_device("state_indices", state_indices, q)
         if state_indices.device.type == "cpu" or _debug.get():
             _check_slots(state_indices, slots, pad_slot)
     if out is not None:
-        _check_tensor("out", out)
-        _check_shape("out", out, tuple(v.shape))
-        _check_device("out", out, q)
+        check_tensor("out", out)
+        check_shape("out", out, tuple(v.shape))
+        check_device("out", out, q)
         if out.dtype != v.dtype:
-            raise InvalidType("out", f"v's dtype {_name(v.dtype)}", _name(out.dtype))
+            raise InvalidType("out", f"v's dtype {dtype_name(v.dtype)}", dtype_name(out.dtype))
         if out.requires_grad:
             raise InvalidValue("out", "without requires_grad", "requires_grad=True", "pass out.detach()")
-        _check_writable("out", out)
+        check_writable("out", out)
     if inplace:
-        _check_writable("state", state)
-        if out is not None and not torch.compiler.is_compiling() and _share_memory(out, state):
+        check_writable("state", state)
+        if out is not None and not torch.compiler.is_compiling() and share_memory(out, state):
             raise InvalidValue("out", "apart from the state, which is written too", "memory of the state")
     return StepCall(q, k, v, g, beta, state, state_indices, pad_slot, inplace, out, options)
 
@@ -206,8 +216,8 @@ def check_options(
     if not isinstance(gate, Gate):
         fix = "use kda2.Gate.log(), .softplus(...) or .bounded(...)"
         raise InvalidType("gate", "a kda2.Gate", type(gate).__name__, fix)
-    qk_l2norm, beta_sigmoid = _flag("qk_l2norm", qk_l2norm), _flag("beta_sigmoid", beta_sigmoid)
-    allow_neg_eigval = _flag("allow_neg_eigval", allow_neg_eigval)
+    qk_l2norm, beta_sigmoid = flag("qk_l2norm", qk_l2norm), flag("beta_sigmoid", beta_sigmoid)
+    allow_neg_eigval = flag("allow_neg_eigval", allow_neg_eigval)
     if allow_neg_eigval and not beta_sigmoid:
         raise InvalidValue(
             "allow_neg_eigval", "False unless beta_sigmoid=True", "True", "pass beta_sigmoid=True, beta as logits"
@@ -215,7 +225,7 @@ def check_options(
     if state_layout not in _STATE_LAYOUTS:
         raise InvalidValue("state_layout", "'kv' ([N,HV,K,V]) or 'vk' ([N,HV,V,K])", repr(state_layout))
     if scale is None:
-        _check_tensor("q", q)
+        check_tensor("q", q)
         scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0
     scale = real_number("scale", scale)
     if not abs(scale) <= torch.finfo(torch.float32).max:
@@ -227,7 +237,7 @@ def _check_tokens(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, options: Options, lead: tuple[str, ...]
 ) -> None:
     for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta)):
-        _check_tensor(name, x)
+        check_tensor(name, x)
     rank = len(lead) + 2
     if q.dim() != rank:
         raise InvalidValue("q", f"[{', '.join((*lead, 'H', 'K'))}]", str(tuple(q.shape)), _rank_fix(q.dim(), lead))
@@ -236,32 +246,34 @@ def _check_tokens(
         raise InvalidValue("q", f"[..., K] with 1 <= K <= {MAX_K}", f"K = {K}")
     if H < 1:
         raise InvalidValue("q", "with at least one head", str(tuple(q.shape)))
-    _check_shape("k", k, tuple(q.shape))
+    check_shape("k", k, tuple(q.shape))
     wanted_v: tuple[int | str, ...] = (*lead_sizes, "HV", "V")
     if v.dim() != rank or list(v.shape[: len(lead)]) != lead_sizes:
-        raise InvalidValue("v", _shape_text(wanted_v), str(tuple(v.shape)))
+        raise InvalidValue("v", shape_text(wanted_v), str(tuple(v.shape)))
     HV, V = v.shape[-2:]
     if HV < H or HV % H:
         raise InvalidValue(
             "v",
-            _shape_text((*lead_sizes, H, "V")),
+            shape_text((*lead_sizes, H, "V")),
             str(tuple(v.shape)),
             f"the {HV} value heads must be a multiple of q's {H} heads",
         )
     if not 1 <= V <= MAX_V:
         raise InvalidValue("v", f"[..., V] with 1 <= V <= {MAX_V}", f"V = {V}")
-    _check_shape("g", g, (*lead_sizes, HV, K))
-    _check_shape("beta", beta, (*lead_sizes, HV))
+    check_shape("g", g, (*lead_sizes, HV, K))
+    check_shape("beta", beta, (*lead_sizes, HV))
     for name, x in (("k", k), ("v", v), ("g", g), ("beta", beta)):
-        _check_device(name, x, q)
+        check_device(name, x, q)
     if q.dtype not in _SHORT:
-        raise InvalidType("q", "bfloat16, float16 or float32", _name(q.dtype))
+        raise InvalidType("q", "bfloat16, float16 or float32", dtype_name(q.dtype))
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
-            raise InvalidType(name, f"q's dtype {_name(q.dtype)}", _name(x.dtype), f"cast it: {name}.to(q.dtype)")
+            raise InvalidType(
+                name, f"q's dtype {dtype_name(q.dtype)}", dtype_name(x.dtype), f"cast it: {name}.to(q.dtype)"
+            )
     for name, x in (("g", g), ("beta", beta)):
         if x.dtype not in (q.dtype, torch.float32):
-            raise InvalidType(name, f"q's dtype {_name(q.dtype)} or float32", _name(x.dtype))
+            raise InvalidType(name, f"q's dtype {dtype_name(q.dtype)} or float32", dtype_name(x.dtype))
     _check_gate(options.gate, q, HV, K)
     if _debug.get() and options.gate.kind == "log":
         _check_log_decay(g, options.gate.lower_bound)
@@ -281,30 +293,30 @@ def _check_gate(gate: Gate, q: Tensor, HV: int, K: int) -> None:
     for name, x, shape in (("A_log", gate.A_log, (HV,)), ("dt_bias", gate.dt_bias, (HV, K))):
         if x is None:
             continue
-        _check_tensor(name, x)
+        check_tensor(name, x)
         allowed = (torch.float32, torch.float64) if q.dtype == torch.float64 else (torch.float32,)
         if x.dtype not in allowed:
-            raise InvalidType(name, "float32", _name(x.dtype), f"cast it: {name}.float()")
-        _check_shape(name, x, shape)
-        _check_device(name, x, q)
+            raise InvalidType(name, "float32", dtype_name(x.dtype), f"cast it: {name}.float()")
+        check_shape(name, x, shape)
+        check_device(name, x, q)
 
 
 def _check_state(name: str, state: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
-    _check_tensor(name, state)
+    check_tensor(name, state)
     if state.dtype not in _SHORT:
-        raise InvalidType(name, "float32, bfloat16 or float16", _name(state.dtype))
+        raise InvalidType(name, "float32, bfloat16 or float16", dtype_name(state.dtype))
     if tuple(state.shape) != shape:
         fix = ""
         if tuple(state.shape) == (*shape[:2], shape[3], shape[2]):
             fix = "it looks transposed: pass the other state_layout"
-        raise InvalidValue(name, _shape_text(shape), str(tuple(state.shape)), fix)
-    _check_device(name, state, q)
+        raise InvalidValue(name, shape_text(shape), str(tuple(state.shape)), fix)
+    check_device(name, state, q)
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> Tensor:
-    _check_tensor("cu_seqlens", cu_seqlens)
+    check_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise InvalidType("cu_seqlens", "int32 or int64", _name(cu_seqlens.dtype))
+        raise InvalidType("cu_seqlens", "int32 or int64", dtype_name(cu_seqlens.dtype))
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
         raise InvalidValue("cu_seqlens", "[N + 1]", str(tuple(cu_seqlens.shape)))
     B, T = q.shape[:2]
@@ -339,71 +351,6 @@ def _check_slots(state_indices: Tensor, slots: int, pad_slot: int) -> None:
         rows[slot] = i
 
 
-def _check_tensor(name: str, x: object) -> None:
-    if not isinstance(x, Tensor):
-        raise InvalidType(name, "a torch.Tensor", type(x).__name__)
-    if x.layout != torch.strided:
-        raise InvalidValue(name, "a strided tensor", str(x.layout), f"pass {name}.to_dense()")
-    if x.is_nested:
-        raise InvalidValue(name, "one tensor", "a nested one", "pack the sequences into one row, with cu_seqlens")
-    if x.is_neg():  # a kernel would read the memory, whose sign is pending
-        raise InvalidValue(name, "a tensor whose memory is its value", "a negative view", f"pass {name}.resolve_neg()")
-
-
-def _flag(name: str, x: object) -> bool:
-    """A flag as a bool. Truthiness would take "False" for true, and would wait for the device of a tensor."""
-    if not isinstance(x, bool | np.bool_):
-        raise InvalidType(name, "True or False", type(x).__name__)
-    return bool(x)
-
-
-def _slot_number(name: str, x: object) -> int:
-    if isinstance(x, bool) or not isinstance(x, Integral):
-        raise InvalidType(name, "an int", type(x).__name__)
-    slot = int(x)
-    if not -(2**63) <= slot < 2**63:
-        raise InvalidValue(name, "an int of 64 bits", repr(slot))
-    return slot
-
-
-def _check_writable(name: str, x: Tensor) -> None:
-    """Refuse tensors whose elements share memory (an expanded one, sliding windows): what they would hold depends on
-    who writes last."""
-    if x.is_contiguous():
-        return
-    reach = 0
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            raise InvalidValue(
-                name, "without elements that share memory", f"strides {x.stride()}", f"pass {name}.clone()"
-            )
-        reach += stride * (size - 1)
-
-
-def _share_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether the spans of memory that two tensors reach over meet."""
-    (x0, x1), (y0, y1) = _span(x), _span(y)
-    return x0 < y1 and y0 < x1
-
-
-def _span(x: Tensor) -> tuple[int, int]:
-    """(first byte, one past the last) of a tensor; empty where it has no data."""
-    if not x.numel() or x.is_meta:
-        return 0, 0
-    last = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
-
-
-def _check_shape(name: str, x: Tensor, wanted: tuple[int, ...]) -> None:
-    if tuple(x.shape) != wanted:
-        raise InvalidValue(name, _shape_text(wanted), str(tuple(x.shape)))
-
-
-def _check_device(name: str, x: Tensor, q: Tensor) -> None:
-    if x.device != q.device:
-        raise InvalidValue(name, f"on q's device {q.device}", f"on {x.device}", f"move it: {name}.to(q.device)")
-
-
 def _state_shape(n: int, HV: int, K: int, V: int, layout: str) -> tuple[int, int, int, int]:
     return (n, HV, K, V) if layout == "kv" else (n, HV, V, K)
 
@@ -412,14 +359,6 @@ def _rank_fix(rank: int, lead: tuple[str, ...]) -> str:
     if lead == ("B",) and rank == 4:
         return "kda_step takes one token a sequence: pass q[:, 0], or call kda2.kda"
     return "add the batch dimension: q.unsqueeze(0)" if rank == len(lead) + 1 else ""
-
-
-def _shape_text(shape: tuple[int | str, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _is_differentiated(tensors: Sequence[Tensor]) -> bool:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kda2.errors import InvalidType, InvalidValue
+from kda2.ops.kda.arguments import real_number
 
 # Stands for a log decay of -inf: its exponential is exactly 0 in every dtype, and sums of it stay finite.
 RESET = -1e30
-
-
-def real_number(name: str, x: object) -> float:
-    """`x` as a float, NumPy's scalars included. Raises `InvalidType` for anything else: flags, strings, and tensors,
-    whose value may be on a GPU."""
-    if isinstance(x, bool | np.bool_) or not isinstance(x, Real):
-        raise InvalidType(name, "a number", type(x).__name__)
-    try:
-        return float(x)
-    except OverflowError as e:
-        raise InvalidValue(name, "a number that a float holds", "a larger one") from e
 
 
 @dataclass(frozen=True, eq=False)

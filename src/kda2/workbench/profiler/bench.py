@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kda2 import device
-from kda2.errors import InvalidType, InvalidValue, UnsupportedTarget
+from kda2.errors import InvalidType, InvalidValue
 from kda2.workbench import files
 from kda2.workbench.profiler import environment
 from kda2.workbench.profiler.peers import OWN, Bound, NotServed, Peer, find
@@ -200,8 +200,6 @@ def judge(rel_err: dict[str, float], limit: float) -> str:
 
 def _first_line(e: Exception) -> str:
     lines = str(e).strip().splitlines()
-    if isinstance(e, UnsupportedTarget):  # the first line says that it is refused, a later one why
-        lines = [line.partition("refused: ")[2] for line in lines if "refused: " in line] or lines
     return lines[0][:300] if lines else "no message"
 
 

@@ -21,7 +21,7 @@ from kda2 import device
 
 Call = Callable[[], Any]
 P95_SAMPLES = 1000
-# A sleeping GPU counts clock cycles; no part kda2 knows runs faster than this, so the sleep is never too short.
+# A sleeping GPU counts clock cycles; no part kda2 knows runs faster than this: a sleep lasts as asked or longer.
 CYCLES_PER_US = 2000.0
 # A call that a sleeping device's queue cannot hold is late however long the sleep: it is given up after so many tries.
 _TRIES = 5
