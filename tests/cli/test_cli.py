@@ -42,7 +42,7 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_help_lists_every_command() -> None:
     text = runner.invoke(app, ["--help"]).output
-    for command in ("run", "bench", "doctor", "ledger", "records"):
+    for command in ("plan", "run", "verify", "capture", "bench", "doctor", "ledger", "tune", "spec", "records"):
         assert command in text
 
 
@@ -97,6 +97,10 @@ def test_bad_usage_of_bench(arguments: list[str], words: str, tmp_path: Path) ->
         (["kda", "--seed", "-1"], "--seed must be at least 0 and below 2**31"),
         (["kda", "--seed", "2147483648"], "--seed must be at least 0 and below 2**31"),
         (["kda", "--tokens", "99999"], "--tokens must be what the example can give"),
+        (["kda", "--budget", "soon"], "--budget must be a time such as 90s, 10m or 1h, got 'soon'"),
+        (["kda", "--budget", "0m"], "--budget must be a time"),
+        (["kda", "--resume"], "--resume must be absent beside --out"),
+        (["kda", "--kernel", "none.py"], "FILE must be a Python file that can be read, got none.py"),
     ],
 )
 def test_bad_usage_of_run(arguments: list[str], words: str, tmp_path: Path) -> None:
@@ -150,9 +154,22 @@ def test_a_folder_with_a_ledger_takes_no_other_run(tmp_path: Path) -> None:
     before = (tmp_path / "ledger.jsonl").read_bytes()
     result = runner.invoke(app, ["run", "kda", "--tokens", "8", "--out", str(tmp_path)])
     assert result.exit_code == 2
-    assert result.stderr.startswith("kda2: --out must be a folder without a run's ledger")
-    assert [path.name for path in tmp_path.iterdir()] == ["ledger.jsonl"]
+    assert result.stderr.startswith("kda2: --out must be a new folder, or one of this very run, got")
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_resume_takes_the_newest_run_that_was_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(app, ["run", "kda", "--resume"])
+    assert result.exit_code == 2 and "--resume must be given where a run was ended" in result.stderr
+    for name, kind in (
+        ("20260101T000000Z-0", "stopped"),
+        ("20260102T000000Z-0", "verdict"),
+        ("20260103T000000Z-0", "choice"),
+    ):
+        Ledger(tmp_path / "runs" / "kda" / name / "ledger.jsonl").append(kind, {})
+    result = runner.invoke(app, ["run", "kda", "--resume", "--tokens", "8"])
+    assert result.exit_code == 2 and "20260102T000000Z-0" in result.stderr  # found, and not this job's
 
 
 def test_a_run_that_cannot_write_its_capture_is_one_line(tmp_path: Path) -> None:
@@ -221,10 +238,15 @@ def test_ledger_verify_and_log(tmp_path: Path) -> None:
     Ledger(path).append("note", {"name": "hello"})
     assert "1 lines hold" in runner.invoke(app, ["ledger", "verify", str(path)]).output
     assert "hello" in runner.invoke(app, ["ledger", "log", str(path)]).output
+    assert json.loads(runner.invoke(app, ["ledger", "verify", str(path), "--json"]).stdout)["ok"] is True
+    (line,) = json.loads(runner.invoke(app, ["ledger", "log", str(path), "--json"]).stdout)
+    assert (line["kind"], line["payload"]) == ("note", {"name": "hello"})
     path.write_text(path.read_text().replace("hello", "world"))
     result = runner.invoke(app, ["ledger", "verify", str(path)])
     assert result.exit_code == 1
     assert "line 1 was changed" in result.output
+    as_json = runner.invoke(app, ["ledger", "verify", str(path), "--json"])
+    assert as_json.exit_code == 1 and "line 1 was changed" in json.loads(as_json.stdout)["problem"]
     assert runner.invoke(app, ["ledger", "log", str(path)]).exit_code == 1
 
 

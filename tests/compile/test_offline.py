@@ -16,10 +16,11 @@ from kda2.contract import KernelConfig
 from kda2.device import PORTABLE_SHARED_MEMORY
 from kda2.ops.kda import Gate
 from kda2.ops.kda.check import Call, check_call, check_options, check_step_call
-from kda2.ops.kda.triton import candidates, launches, step_launches
-from kda2.workbench.candidates import Proposal
+from kda2.ops.kda.triton import default_configs, key_of, launches, space, step_launches
+from kda2.workbench.capture import Capture
 from kda2.workbench.inspector import Inspection, inspect
-from kda2.workbench.ladder import Builder
+from kda2.workbench.verifier.code import Builder
+from kda2.workbench.verifier.subject import Subject
 
 H, HV = 2, 4
 PTXAS = get_ptxas(90).version
@@ -147,7 +148,7 @@ def chunks_of_64(BV: int) -> tuple[Call, dict[str, KernelConfig]]:
     """A call and configurations that are not shipped, for which ptxas 12.8 leaves a register of `prepare` unset."""
     call = prefill_call(DEFAULT)
     prepare = KernelConfig(num_warps=4, num_stages=1, tiles={"BT": 64, "BK": 32, "BV": BV})
-    return call, {**candidates(call)[0], "prepare": prepare}
+    return call, {**default_configs(key_of(call)), "prepare": prepare}
 
 
 faulty_ptxas = pytest.mark.skipif(PTXAS != "12.8", reason=f"a fault of ptxas 12.8, this is {PTXAS}")
@@ -164,9 +165,13 @@ def test_what_ptxas_gets_wrong_is_found(BV: int, was_used_before: bool) -> None:
 
 @faulty_ptxas
 def test_the_ladder_refuses_what_ptxas_gets_wrong() -> None:
-    call, configs = chunks_of_64(32)
-    l1, l2 = Builder(90).judge(Proposal("chunks of 64", "triton", configs, "triton", ""), call)
-    assert (l1.outcome, l2.outcome) == ("pass", "fail")
+    q, k, v, g, beta = inputs(DEFAULT, 1, 512)
+    options = {"gate": gate_of(DEFAULT), "qk_l2norm": True, "beta_sigmoid": True}
+    capture = Capture({"q": q, "k": k, "v": v, "g": g, "beta": beta, **options})
+    _, configs = chunks_of_64(32)
+    subject = Subject("triton", configs={stage: c.as_dict() for stage, c in configs.items()})
+    l0, l1, l2 = Builder().judge(subject, 90, capture, dict)
+    assert (l0.outcome, l1.outcome, l2.outcome) == ("pass", "pass", "fail")
     failed = {name: check for name, check in l2.evidence["checks"].items() if not check["ok"]}
     assert failed.keys() == {"prepare: registers"}
     assert "ptxas 12.8 has miscompiled it" in failed["prepare: registers"]["observed"]
@@ -186,12 +191,10 @@ def test_one_compilation_serves_every_decode_batch() -> None:
     assert len({code_key(launch, 90) for size in sizes for launch in decode(DEFAULT, *size)}) == 1
 
 
-def test_candidates_change_the_code() -> None:
-    q, k, v, g, beta = inputs(DEFAULT, 1, 512)
-    call = check_call(
-        q, k, v, g, beta, check_options(q, gate_of(DEFAULT), None, True, True, False, "kv"),
-        initial_state=None, output_final_state=False, cu_seqlens=None, deterministic=False,
-    )  # fmt: skip
-    keys = [tuple(code_key(launch, 90) for launch in launches(call, configs)) for configs in candidates(call)]
-    assert len(set(keys)) == len(keys) > 1
-    assert keys[0] == tuple(code_key(launch, 90) for launch in launches(call))
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_ships_lies_in_the_design_space(shape: Shape) -> None:
+    """Tiles that are larger than the channels are cut down to them by the launches."""
+    key = key_of(prefill_call(shape))
+    for stage, fields in space(key).items():
+        for field, values in fields.items():
+            assert min(default_configs(key)[stage].as_dict()[field], max(values)) in values

@@ -26,7 +26,7 @@ CORE = {"numpy", "torch", "triton"}
 # Beyond the standard library and CORE. Elsewhere an optional package must not even be named.
 EXTRAS = {
     "testing": {"pytest"},
-    "workbench": {"jinja2", "plotly", "pydantic", "rich", "safetensors"},
+    "workbench": {"jinja2", "optuna", "plotly", "pydantic", "rich", "safetensors"},
     "cli": {"rich", "typer"},
 }
 

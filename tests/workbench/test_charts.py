@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kda2.workbench.planner import Problem, figures, plan
 from kda2.workbench.report import charts
 
 
@@ -19,3 +20,44 @@ def test_a_slow_candidate_does_not_hide_how_the_others_differ() -> None:
 @pytest.mark.parametrize("choice", [{}, {"ranking": []}])
 def test_nothing_timed_gives_no_chart(choice: dict[str, object]) -> None:
     assert charts.ranking(choice) is None
+
+
+def test_the_ranking_shows_the_first_and_the_chosen_one() -> None:
+    ranking = [{"name": f"candidate {i}", "us": 10.0 + i, "earlier": i > 3} for i in range(30)]
+    bar = charts.ranking({"ranking": ranking, "chosen": "candidate 29", "label": "measured"}).data[0]
+    assert list(bar.y)[::-1] == [*(f"candidate {i}" for i in range(15)), "candidate 29"]
+    assert bar.text[0] == "39.0, off the scale, in an earlier heat"
+    assert bar.text[-1] == "10.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a < b & c", "a &lt; b &amp; c"),
+        ("triton prepare BK=16 BV=128 num_warps=8, state BV=16 num_stages=2",
+         "triton prepare BK=16 BV=128 num_warps=8,<br>state BV=16 num_stages=2"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_names_are_wrapped_and_no_markup(text: str, shown: str) -> None:
+    assert charts.wrapped(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("cell", "number", "tooltip"),
+    [
+        ({}, "", ""),
+        ({"margin": 0.5, "quantities": {"o": {"says": "o: 1; at <x>"}}}, "0.50", "o: 1<br>&nbsp;&nbsp;at &lt;x&gt;"),
+        ({"margin": 120.4, "quantities": {}, "says": "far off"}, "120", "far off"),
+        ({"margin": None, "quantities": {}, "ended": "refused", "says": "no vk states"}, "refused", "no vk states"),
+        ({"margin": None, "quantities": {"o": {"says": "o has NaN"}}}, "fail", "o has NaN"),
+    ],
+)
+def test_a_cell_of_the_margins(cell: dict[str, object], number: str, tooltip: str) -> None:
+    assert (charts._number(cell), charts._words(cell)) == (number, tooltip)
+
+
+def test_the_plans_blocks_stand_in_the_order_of_the_data_flow() -> None:
+    """Of the resources, the first to be drawn binds one block alone."""
+    drawn = figures(plan("kda", "sm_90", Problem()))["floors"]
+    assert drawn.layout.yaxis.categoryarray == ("C output", "B state", "D solve", "A factors")  # from below

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,19 +11,26 @@ import typer
 from rich.markup import escape
 
 from kda2 import device
-from kda2.cli.common import FAILED, command, out
+from kda2.cli.common import FAILED, Json, command, err, out
 from kda2.errors import InvalidValue
+from kda2.workbench.profiler import captured
 from kda2.workbench.profiler import cold as cold_start
 from kda2.workbench.profiler.bench import Plan, Writer, run, typed_case
-from kda2.workbench.profiler.suites import REGIMES, Suite, case_name, load_suite, select
+from kda2.workbench.profiler.suites import MADE_REGIMES, Suite, case_name, load_suite, select
 from kda2.workbench.profiler.table import results_table
 from kda2.workbench.records import BenchRecord
+
+NO_DEVICE = "No CUDA device here: nothing is measured. (--device cpu times small cases on the CPU.)"
 
 
 @command
 def bench(
     suite: Annotated[
-        str, typer.Argument(help="A suite under benchmarks/suites (kda-prefill, kda-step), or a TOML file.")
+        str,
+        typer.Argument(
+            help="A suite under benchmarks/suites (kda-prefill, kda-step), a TOML file, or a captured call "
+            "(CALL.safetensors)."
+        ),
     ],
     folder: Annotated[Path, typer.Option("--out", help="Where <suite>.jsonl is appended.")],
     cases: Annotated[str | None, typer.Option(help="Regular expression over names such as H64-8192-strong.")] = None,
@@ -34,29 +41,34 @@ def bench(
     cold: Annotated[
         bool, typer.Option(help="Time the first call in a new process with an empty kernel cache.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
-    """Measure a suite: correctness first, then latency, all implementations in one interleaved run."""
-    wanted, target = load_suite(suite), _device(where)
+    """Measure a suite or a captured call: correctness first, then latency, all implementations in one interleaved
+    run."""
+    capture = Path(suite).absolute() if suite.endswith(".safetensors") else None
+    wanted, target = _suite(suite, capture, cases, gates), _device(where)
     if target is None:
-        out.print("No CUDA device here: nothing is measured. (--device cpu times small cases on the CPU.)")
+        if as_json:
+            print(json.dumps({"records": [], "says": NO_DEVICE}))
+        else:
+            out.print(NO_DEVICE)
         return
-    plan = _plan(wanted, cases, gates, impls, samples, target)
+    plan = _plan(wanted, cases, gates, impls, samples, target, capture)
     write, records = Writer(folder, plan.suite.suite), []
+    say = err if as_json else out
     try:
-        for record in _records(plan, cold):
+        for record in (cold_start.run if cold else run)(plan, say.print):
             write(record)
             records.append(record)
-            _progress(record)
+            say.print(_progress(record), highlight=False)
     finally:
-        if records:
+        if as_json:
+            print(json.dumps({"records": [json.loads(r.line()) for r in records], "file": str(write.path)}))
+        elif records:
             out.print(results_table(records, plan.impls))
             out.print(f"{len(records)} records in {write.path}")
     if not any(r.status == "ok" for r in records):
         raise typer.Exit(FAILED)
-
-
-def _records(plan: Plan, cold: bool) -> Iterator[BenchRecord]:
-    return (cold_start.run if cold else run)(plan, out.print)
 
 
 def _device(name: str) -> torch.device | None:
@@ -75,20 +87,35 @@ def _device(name: str) -> torch.device | None:
     return torch.device("cuda", target.index or 0) if count else None
 
 
+def _suite(name: str, capture: Path | None, cases: str | None, gates: str | None) -> Suite:
+    if capture is None:
+        return load_suite(name)
+    for option, value in (("--cases", cases), ("--gates", gates)):
+        if value is not None:
+            raise InvalidValue(option, "absent beside a captured call, which is one case", repr(value))
+    return captured.suite(capture)
+
+
 def _plan(
-    suite: Suite, cases: str | None, gates: str | None, impls: str | None, samples: int | None, target: torch.device
+    suite: Suite,
+    cases: str | None,
+    gates: str | None,
+    impls: str | None,
+    samples: int | None,
+    target: torch.device,
+    capture: Path | None,
 ) -> Plan:
     regimes = _split("--gates", gates)
-    if unknown := [g for g in regimes or () if g not in REGIMES]:
-        raise InvalidValue("--gates", f"among {REGIMES}", repr(unknown[0]))
-    every = suite.cases(regimes)
+    if unknown := [g for g in regimes or () if g not in MADE_REGIMES]:
+        raise InvalidValue("--gates", f"among {MADE_REGIMES}", repr(unknown[0]))
+    every = list(suite.case) if capture is not None else suite.cases(regimes)
     for case in every:
         typed_case(suite.op, case)
     chosen = select(every, cases)
     names = (
         f"kda2:{n}" if n in ("triton", "torch", "reference") else n for n in _split("--impls", impls) or suite.impls
     )
-    return Plan(suite, tuple(chosen), tuple(dict.fromkeys(names)), samples or suite.samples, target)
+    return Plan(suite, tuple(chosen), tuple(dict.fromkeys(names)), samples or suite.samples, target, capture)
 
 
 def _split(option: str, text: str | None) -> tuple[str, ...] | None:
@@ -100,6 +127,6 @@ def _split(option: str, text: str | None) -> tuple[str, ...] | None:
     return parts
 
 
-def _progress(r: BenchRecord) -> None:
+def _progress(r: BenchRecord) -> str:
     what = f"{r.median_us:9.1f} us" if r.median_us else escape(r.status)
-    out.print(f"  {case_name(r.case):<44} {r.impl:<14} {what}", highlight=False)
+    return f"  {case_name(r.case):<44} {r.impl:<14} {what}"

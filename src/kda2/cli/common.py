@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Annotated, ParamSpec
 
 import typer
 from rich.console import Console
 
+from kda2 import device
 from kda2.errors import InvalidType, InvalidValue, KDA2Error, MissingExtra
+from kda2.testing import FAMILIES
 
 FAILED, BAD_USAGE, MISSING, STOPPED = 1, 2, 3, 130
 # a pipe has no width; tables need room
@@ -18,6 +21,42 @@ out = Console(width=None if sys.stdout.isatty() else 160)
 err = Console(stderr=True)
 
 P = ParamSpec("P")
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def check_op(op: str) -> None:
+    """The workbench designs kernels for one operator so far."""
+    if op != "kda":
+        raise InvalidValue("op", "'kda'", repr(op))
+
+
+def arch_of(target: str) -> int:
+    """90 for "sm_90"."""
+    found = re.fullmatch(r"sm_(\d+)a?", target)
+    known = sorted(device.SHARED_MEMORY_LIMIT)
+    if found is None or int(found[1]) not in known:
+        raise InvalidValue("--target", f"one of {', '.join(f'sm_{a}' for a in known)}", repr(target))
+    return int(found[1])
+
+
+def families_of(pattern: str) -> tuple[str, ...]:
+    """The probe families whose names a regular expression finds."""
+    try:
+        chosen = tuple(name for name in FAMILIES if re.search(pattern, name))
+    except re.error as e:
+        raise InvalidValue("--families", "a regular expression", repr(pattern), str(e)) from e
+    if not chosen:
+        raise InvalidValue("--families", f"an expression that finds one of {', '.join(FAMILIES)}", repr(pattern))
+    return chosen
+
+
+def seconds(text: str) -> float:
+    """Seconds of a time such as 90s, 10m or 1.5h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if found is None or not float(found[1]):
+        raise InvalidValue("--budget", "a time such as 90s, 10m or 1h", repr(text))
+    return float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def command(function: Callable[P, None]) -> Callable[P, None]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from kda2.cli.common import FAILED, command, out
+from kda2.cli.common import FAILED, Json, command, out
 from kda2.workbench import ledger
-from kda2.workbench.records import LedgerLine
+from kda2.workbench.gist import gist
 
 app = typer.Typer(no_args_is_help=True, help="The hash-chained record of what was tried.")
 File = Annotated[
@@ -24,25 +25,27 @@ File = Annotated[
 
 @app.command()
 @command
-def verify(file: File) -> None:
+def verify(file: File, as_json: Json = False) -> None:
     """Check every hash of the chain; exit code 1 if one does not hold."""
     found = ledger.verify(file)
-    if not found.ok:
+    if as_json:
+        print(json.dumps({"ok": found.ok, "lines": found.lines, "head": found.head, "problem": found.problem}))
+    elif found.ok:
+        out.print(f"{found.lines} lines hold, head {found.head}")
+    else:
         out.print(f"[red]broken[/red]: {escape(found.problem)}; the {found.lines} lines before it hold")
+    if not found.ok:
         raise typer.Exit(FAILED)
-    out.print(f"{found.lines} lines hold, head {found.head}")
 
 
 @app.command()
 @command
-def log(file: File) -> None:
+def log(file: File, as_json: Json = False) -> None:
     """Print one line for each entry."""
-    for line in ledger.read(file):
-        out.print(f"{line.seq:4} {line.utc} {line.hash[:12]} {line.kind:<12} {escape(_gist(line))}", highlight=False)
-
-
-def _gist(line: LedgerLine) -> str:
-    p = line.payload
-    if line.kind == "verdict":
-        return f"{p['candidate']}  {p['verdict']['stage']}  {p['verdict']['outcome']}"
-    return str(p.get("name") or p.get("chosen") or p.get("op") or "")
+    lines = ledger.read(file)
+    if as_json:
+        print(json.dumps([line.model_dump(mode="json") for line in lines]))
+        return
+    for line in lines:
+        text = escape(gist(line))
+        out.print(f"{line.seq:4} {line.utc} {line.hash[:12]} {line.kind:<9} {text}", highlight=False, soft_wrap=True)

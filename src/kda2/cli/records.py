@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kda2.cli.common import FAILED, command, out
+from kda2.cli.common import FAILED, Json, command, out
 from kda2.errors import InvalidValue
 from kda2.workbench import page as pages
 from kda2.workbench.profiler.environment import checkout
@@ -20,28 +21,29 @@ Folder = Annotated[Path | None, typer.Option("--folder", help="The benchmarks fo
 
 @app.command()
 @command
-def page(folder: Folder = None) -> None:
+def page(folder: Folder = None, as_json: Json = False) -> None:
     """Write benchmarks/README.md from benchmarks/records."""
     where = _folder(folder)
     target = where / "README.md"
     target.write_text(pages.page(pages.load(where / "records")), encoding="utf-8")
-    out.print(f"wrote {target}")
+    _print({"page": str(target)}, as_json, f"wrote {target}")
 
 
 @app.command()
 @command
-def check(folder: Folder = None) -> None:
+def check(folder: Folder = None, as_json: Json = False) -> None:
     """Say which ops have stale records; fail if README.md is not what the records give."""
     where = _folder(folder)
     records = pages.load(where / "records")
     stale = pages.stale(records)
-    for op, what in stale.items():
-        out.print(f"stale records of {op} (its kernels have changed since): {'; '.join(what)}")
-    if not stale:
-        out.print("no stale records")
     target = where / "README.md"
-    if not target.exists() or target.read_text(encoding="utf-8") != pages.page(records):
-        out.print(f"{target} is not what its records give; run: kda2 records page")
+    current = target.exists() and target.read_text(encoding="utf-8") == pages.page(records)
+    words = [f"stale records of {op} (its kernels have changed since): {'; '.join(what)}" for op, what in stale.items()]
+    words = words or ["no stale records"]
+    if not current:
+        words.append(f"{target} is not what its records give; run: kda2 records page")
+    _print({"stale": stale, "page_is_current": current}, as_json, *words)
+    if not current:
         raise typer.Exit(FAILED)
 
 
@@ -51,13 +53,23 @@ def count_tests(
     suite: Annotated[str, typer.Argument(help="What to call the run; its first word is the op: kda-gpu.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for pytest, e.g. -m gpu tests/ops.")] = None,
     target: Annotated[Path, typer.Option("--out", help="Where gpu-tests.jsonl is appended.")] = Path("."),
+    as_json: Json = False,
 ) -> None:
     """Run pytest and append what it counted to gpu-tests.jsonl; exit code 1 if a test failed."""
     path = target / GPU_TESTS
-    record = record_tests(suite, arguments or [], path)
-    out.print(f"{record.passed} passed, {record.failed} failed, {record.skipped} skipped on {record.device}: {path}")
+    record = record_tests(suite, arguments or [], path, quiet=as_json)
+    counts = f"{record.passed} passed, {record.failed} failed, {record.skipped} skipped on {record.device}: {path}"
+    _print(json.loads(record.line()), as_json, counts)
     if record.failed or not record.passed:
         raise typer.Exit(FAILED)
+
+
+def _print(document: dict[str, Any], as_json: bool, *words: str) -> None:
+    if as_json:
+        print(json.dumps(document))
+        return
+    for text in words:
+        out.print(text)
 
 
 def _folder(given: Path | None) -> Path:

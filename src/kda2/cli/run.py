@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +12,13 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from kda2 import device
-from kda2.cli.common import FAILED, command, err, out
+from kda2.cli.common import FAILED, Json, arch_of, check_op, command, err, families_of, out, seconds
 from kda2.errors import InvalidValue
-from kda2.testing import FAMILIES
-from kda2.workbench.loop import Options, Outcome
+from kda2.workbench.loop import ROUNDS, Options, Outcome
 from kda2.workbench.loop import run as run_loop
 from kda2.workbench.profiler.environment import new_run
 from kda2.workbench.records import STAGES
+from kda2.workbench.verifier.words import reasons
 
 
 @command
@@ -28,33 +26,45 @@ def run(
     op: Annotated[str, typer.Argument(help="The operator: kda.")],
     inputs: Annotated[Path | None, typer.Option(help="A captured call; the example layer's unless given.")] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Where to write, one folder a run; runs/kda/<run> unless given.")
+        Path | None,
+        typer.Option(
+            "--out", help="Where to write; runs/kda/<run> unless given. A run that was ended there is gone on with."
+        ),
     ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the newest run under runs/kda that was ended.")] = False,
     target: Annotated[str, typer.Option(help="Architecture to build for.")] = "sm_90",
+    rounds: Annotated[
+        int | None, typer.Option(min=0, help="Rounds of improvement at most: 3 unless given, or what --budget allows.")
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for the run, such as 90s, 10m or 1h.")] = None,
+    kernel: Annotated[list[Path] | None, typer.Option(help="A file of your own, judged too; may be repeated.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the example's text: 512 unless given.")] = None,
     gate: Annotated[str | None, typer.Option(help="The example's gate: softplus (unless given) or bounded.")] = None,
     families: Annotated[str, typer.Option(help="Regular expression over probe families.")] = "",
-    variants: Annotated[bool, typer.Option(help="Also try configurations around the shipped one.")] = True,
-    seed: Annotated[int | None, typer.Option(help="Seed of the probe inputs; fresh unless given.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON, nothing else.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds of silence after which one is given up.")] = 600,
+    seed: Annotated[int | None, typer.Option(help="Seed of the probes and of the search; fresh unless given.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Capture, build, verify, inspect, measure where there is a GPU, and name the best implementation."""
-    if op != "kda":
-        raise InvalidValue("op", "'kda'", repr(op))
+    """Judge what ships, improve on it in rounds of plan, write, verify and tune, and name the best."""
+    check_op(op)
     if gate not in (None, "softplus", "bounded"):
         raise InvalidValue("--gate", "softplus or bounded", repr(gate))
     for option, value in (("--tokens", tokens), ("--gate", gate)):
         if inputs is not None and value is not None:
             raise InvalidValue(option, "absent beside --inputs: the captured call has its own", repr(value))
-    where = folder or Path("runs") / "kda" / new_run()
-    given: dict[str, Any] = {"tokens": tokens, "gate": gate, "seed": seed}
-    given = {name: x for name, x in given.items() if x is not None}
-    options = Options(where, _arch(target), inputs, families=_families(families), variants=variants, **given)
+    budget_s = None if budget is None else seconds(budget)
+    where = _folder(folder, resume)
+    given: dict[str, Any] = {"tokens": tokens, "gate": gate}
+    options = Options(
+        where, arch_of(target), inputs, families=families_of(families), seed=seed, budget_s=budget_s,
+        rounds=ROUNDS if rounds is None and budget is None else rounds, kernels=tuple(kernel or ()), timeout_s=timeout,
+        **{name: x for name, x in given.items() if x is not None},
+    )  # fmt: skip
     try:
         outcome = run_loop(options, lambda *_: None) if as_json else _watched(options)
     except KeyboardInterrupt:
         if (where / "ledger.jsonl").exists():
-            err.print(f"what was found stands in {where / 'ledger.jsonl'}", soft_wrap=True)
+            err.print(f"what was found stands in {where / 'ledger.jsonl'}; to go on: --out {where}", soft_wrap=True)
         raise
     if as_json:
         print(json.dumps(_plain(outcome)))
@@ -64,14 +74,23 @@ def run(
         raise typer.Exit(FAILED)
 
 
-def _families(pattern: str) -> tuple[str, ...]:
-    try:
-        chosen = tuple(name for name in FAMILIES if re.search(pattern, name))
-    except re.error as e:
-        raise InvalidValue("--families", "a regular expression", repr(pattern), str(e)) from e
-    if not chosen:
-        raise InvalidValue("--families", f"an expression that finds one of {', '.join(FAMILIES)}", repr(pattern))
-    return chosen
+RUNS = Path("runs") / "kda"
+
+
+def _folder(given: Path | None, resume: bool) -> Path:
+    """The folder to write to: the one given, a new one, or that of the newest run that was ended."""
+    if not resume:
+        return given or RUNS / new_run()
+    if given is not None:
+        raise InvalidValue("--resume", "absent beside --out: a run that was ended there is gone on with", "both")
+    ended = [f.parent for f in sorted(RUNS.glob("*/ledger.jsonl")) if not _finished(f)]
+    if not ended:
+        raise InvalidValue("--resume", "given where a run was ended", f"no such run in {RUNS}")
+    return ended[-1]
+
+
+def _finished(ledger: Path) -> bool:
+    return any(line.startswith(b'{"') and b'"kind": "choice"' in line for line in ledger.read_bytes().splitlines()[-1:])
 
 
 def _watched(options: Options) -> Outcome:
@@ -79,14 +98,6 @@ def _watched(options: Options) -> Outcome:
     board = _Board()
     with Live(console=out, get_renderable=board.table, refresh_per_second=4):
         return run_loop(options, board)
-
-
-def _arch(target: str) -> int:
-    found = re.fullmatch(r"sm_(\d+)a?", target)
-    known = sorted(device.SHARED_MEMORY_LIMIT)
-    if found is None or int(found[1]) not in known:
-        raise InvalidValue("--target", f"one of {', '.join(f'sm_{a}' for a in known)}", repr(target))
-    return int(found[1])
 
 
 class _Board:
@@ -111,11 +122,11 @@ class _Board:
             table.add_column(f"{stage}\n[dim]{meaning.split(',')[0].split(' and ')[0]}[/dim]", justify="center")
         with self._lock:
             for name, cells in self.cells.items():
-                table.add_row(name, *(_styled(cells.get(stage, "")) for stage in STAGES))
+                table.add_row(name, *(styled(cells.get(stage, "")) for stage in STAGES))
         return table
 
 
-def _styled(text: str) -> str:
+def styled(text: str) -> str:
     if text.startswith("not_run"):
         return "[dim]not run[/dim]"
     colour = {"pass": "green", "fail": "red", "invalid": "red", "inconclusive": "yellow"}.get(text)
@@ -126,9 +137,10 @@ def _tell(outcome: Outcome) -> None:
     for candidate in outcome.candidates:
         for verdict in candidate.verdicts:
             if verdict.refuted:
-                out.print(
-                    f"[red]{escape(candidate.name)} {verdict.stage} {verdict.outcome}[/red]: {_why(verdict.evidence)}"
-                )
+                why = escape(reasons(verdict)[0])
+                out.print(f"[red]{escape(candidate.name)} {verdict.stage} {verdict.outcome}[/red]: {why}")
+    for round_ in outcome.rounds:
+        out.print(escape(round_.says), highlight=False)
     unit = "us" if outcome.label == "measured" else "us by the model"
     out.print()
     for row in outcome.ranking:
@@ -139,28 +151,14 @@ def _tell(outcome: Outcome) -> None:
     out.print(f"report {outcome.report}\nledger {outcome.ledger}", highlight=False, soft_wrap=True)
 
 
-def _why(evidence: dict[str, Any]) -> str:
-    """The first thing that the evidence of a failed stage names."""
-    failed = [
-        f"{name}: {q['says']}"
-        for name, family in evidence.get("families", {}).items()
-        for q in family["quantities"].values()
-        if not q["ok"]
-    ]
-    checks = [
-        f"{name}: {c['observed']}, wants {c['expected']}"
-        for name, c in evidence.get("checks", {}).items()
-        if not c["ok"]
-    ]
-    found = [*failed, *checks, *evidence.get("failures", {}).values(), evidence.get("ended", "")]
-    return escape(next((text for text in found if text), "see the report"))
-
-
 def _plain(outcome: Outcome) -> dict[str, Any]:
     return {
         "chosen": outcome.chosen,
         "label": outcome.label,
+        "rule": outcome.rule,
         "ranking": outcome.ranking,
+        "rounds": [r.plain() for r in outcome.rounds],
+        "stopped_by": outcome.stopped_by,
         "verdicts": {c.name: {v.stage: v.outcome for v in c.verdicts} for c in outcome.candidates},
         "ledger": str(outcome.ledger),
         "report": str(outcome.report),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from kda2.errors import InvalidValue
 
 SCHEMA = 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,10 @@ class Tolerance:
 @dataclass(frozen=True)
 class OpSpec:
     """The contract of one operator. `oracle` and `flops`/`bytes` are dotted names of functions, so that the whole
-    spec is data: it goes to JSON and is identified by `content_hash`."""
+    spec is data: it goes to JSON and is identified by `content_hash`.
+
+    `reference_source` is for operators of other projects: Python source whose `run` is the oracle.
+    """
 
     name: str
     version: int
@@ -59,9 +66,28 @@ class OpSpec:
     families: tuple[str, ...]
     tolerances: tuple[Tolerance, ...]
     workloads: tuple[Workload, ...] = ()
+    reference_source: str = ""
 
     def to_json(self) -> str:
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, sort_keys=True)
+        """One line. `reference_source` is left out if empty: specs without one keep the hash they had before it."""
+        plain = {"schema": SCHEMA, **asdict(self)}
+        if not self.reference_source:
+            del plain["reference_source"]
+        return json.dumps(plain, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> OpSpec:
+        """What `to_json` wrote; arrays become tuples. Raises `InvalidValue` with the path of what is wrong."""
+        try:
+            plain = json.loads(text)
+        except ValueError as e:
+            raise InvalidValue("spec", "JSON", f"text that is not: {e}") from e
+        if not isinstance(plain, dict):
+            raise InvalidValue("spec", "a JSON object", _kind(plain))
+        schema = plain.pop("schema", None)
+        if schema != SCHEMA or isinstance(schema, bool):
+            raise InvalidValue("schema", str(SCHEMA), repr(schema), "it comes from another version of kda2")
+        return _built(cls, plain, "")
 
     @property
     def content_hash(self) -> str:
@@ -73,3 +99,68 @@ class OpSpec:
             if t.dtype == dtype:
                 return t
         raise KeyError(f"{self.name} has no tolerance for {dtype}; it has {[t.dtype for t in self.tolerances]}")
+
+
+def _built(cls: type[T], plain: object, path: str) -> T:
+    """The dataclass `cls` from a JSON object; `path` is where that stands."""
+    if not isinstance(plain, dict):
+        raise InvalidValue(path, "an object", _kind(plain))
+    at = f"{path}." if path else ""
+    hints = get_type_hints(cls)
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    for name in plain:
+        if name not in known:
+            raise InvalidValue(f"{at}{name}", f"absent: {cls.__name__} has {', '.join(known)}", "a value")
+    for name, f in known.items():
+        if name not in plain and f.default is MISSING and f.default_factory is MISSING:
+            raise InvalidValue(f"{at}{name}", "given", "nothing")
+    return cls(**{name: _read(hints[name], value, f"{at}{name}") for name, value in plain.items()})
+
+
+def _read(hint: Any, value: object, path: str) -> Any:
+    """`value` as `hint` has it: a dataclass, a scalar, a tuple of one type, or a mapping from strings."""
+    if hint is Any:
+        return _frozen(value, path)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise InvalidValue(path, "an array", _kind(value))
+        return tuple(_read(get_args(hint)[0], x, f"{path}[{i}]") for i, x in enumerate(value))
+    if get_origin(hint) is Mapping:
+        if not isinstance(value, dict):
+            raise InvalidValue(path, "an object", _kind(value))
+        return {name: _read(get_args(hint)[1], x, f"{path}.{name}") for name, x in value.items()}
+    if hint in (str, int, float, bool):
+        return _scalar(hint, value, path)
+    return _built(hint, value, path)
+
+
+def _scalar(hint: type, value: object, path: str) -> object:
+    if hint is float and type(value) in (int, float) and math.isfinite(value):  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]
+    if hint is float or type(value) is not hint:
+        raise InvalidValue(path, _KINDS[hint], _kind(value))
+    return value
+
+
+def _frozen(value: object, path: str) -> object:
+    """Plain data with tuples for arrays."""
+    if isinstance(value, list):
+        return tuple(_frozen(x, f"{path}[{i}]") for i, x in enumerate(value))
+    if isinstance(value, dict):
+        return {name: _frozen(x, f"{path}.{name}") for name, x in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidValue(path, "finite", repr(value))
+    return value
+
+
+_KINDS: dict[type, str] = {
+    str: "a string", int: "an integer", float: "a finite number", bool: "true or false", list: "an array",
+    dict: "an object", type(None): "null",
+}  # fmt: skip
+
+
+def _kind(value: object) -> str:
+    """What a JSON value is, with its text where that is short."""
+    if value is None or isinstance(value, list | dict):
+        return _KINDS[type(value)]
+    return f"{json.dumps(value):.40}"

@@ -16,10 +16,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kda2.testing.compare import Comparison, compare, error, rms
+from kda2.testing.diagnosis import diagnose
 from kda2.testing.families import FAMILIES, Family, family
 from kda2.testing.inputs import Problem, as_step, make, make_step, offsets
 from kda2.testing.memory import Guarded, fenced_memory, fingerprint, guarded, poison, poisoned_memory
+from kda2.testing.mutants import MUTANTS, Mutant
 from kda2.testing.oracle import checked, checked_step, oracle, same_roundings, upcast
+from kda2.testing.stage_verify import verify_stage
+from kda2.testing.stages import STAGES, Stage, replaced, stage_inputs
 from kda2.testing.verify import Verdict, judge, judge_step, verify, verify_call
 
 if TYPE_CHECKING:
@@ -35,11 +39,11 @@ _SUITES = {
 }
 
 __all__ = [
-    "FAMILIES", "FULL", "QUICK", "Comparison", "Family", "Guarded", "KdaConformance", "KdaStepConformance", "Problem",
-    "Sizes", "Verdict",
-    "as_step", "checked", "checked_step", "compare", "error", "family", "fenced_memory", "fingerprint", "guarded",
-    "judge", "judge_step", "make", "make_step", "offsets", "oracle", "poison", "poisoned_memory", "rms",
-    "same_roundings", "upcast", "verify", "verify_call",
+    "FAMILIES", "FULL", "MUTANTS", "QUICK", "STAGES", "Comparison", "Family", "Guarded", "KdaConformance",
+    "KdaStepConformance", "Mutant", "Problem", "Sizes", "Stage", "Verdict",
+    "as_step", "checked", "checked_step", "compare", "diagnose", "error", "family", "fenced_memory", "fingerprint",
+    "guarded", "judge", "judge_step", "make", "make_step", "offsets", "oracle", "poison", "poisoned_memory", "replaced",
+    "rms", "same_roundings", "stage_inputs", "upcast", "verify", "verify_call", "verify_stage",
 ]  # fmt: skip
 
 

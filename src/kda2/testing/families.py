@@ -211,6 +211,18 @@ def nan_neighbour(p: Problem) -> dict[str, Any]:
     return kwargs
 
 
+@family("options", probes="scale, vk states in 16 bits, fp32 gates and betas, int32 offsets, rows of a fused projection")
+def options(p: Problem) -> dict[str, Any]:
+    changed = replace(p, lengths=(5, 0, 40), scale=0.3, layout="vk", state=torch.bfloat16, dt_bias=False)
+    inputs = replace(changed, g_dtype=torch.float32, beta_dtype=torch.float32, offsets_dtype=torch.int32)
+    return make(replace(inputs, strides="fused"))
+
+
+@family("bare", probes="no initial state, a softplus gate without a bias")
+def bare(p: Problem) -> dict[str, Any]:
+    return make(replace(p, state=None, gate="softplus", dt_bias=False, regime="weak"))
+
+
 @family("large_state", probes="an initial state of RMS 100: v - S^T k cancels", judge="same_roundings")
 def large_state(p: Problem) -> dict[str, Any]:
     kwargs = make(replace(p, state=p.state or torch.float32, regime="weak"))

@@ -1,81 +1,98 @@
-"""The candidates of a run: every implementation as shipped, and configurations of the Triton kernels around the shipped
-one."""
+"""Candidates of `kda`: the implementations as shipped, their configurations by name, and files of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from kda2.contract import KernelConfig
 from kda2.dispatch import registered
-from kda2.ops.kda.check import Call
-from kda2.testing import checked
+from kda2.errors import InvalidValue
 from kda2.workbench.capture import Capture
+from kda2.workbench.profiler.environment import source_hash
+from kda2.workbench.records import Candidate
+from kda2.workbench.verifier.code import meta_call
+from kda2.workbench.verifier.subject import FILE, Subject
 
 TRITON = "triton"
+WRITER = "kda2"
+Configs = Mapping[str, Mapping[str, int]]
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A candidate before it is judged. `configs` is None for an implementation as it is shipped without any."""
-
-    name: str
-    impl: str
-    configs: Mapping[str, KernelConfig] | None
-    parent: str | None
-    hypothesis: str
-
-    @property
-    def shipped(self) -> bool:
-        """Whether users get this one."""
-        return self.parent is None
-
-    def parameters(self) -> dict[str, dict[str, int]] | None:
-        """The configurations as plain data."""
-        return None if self.configs is None else {stage: c.as_dict() for stage, c in self.configs.items()}
-
-
-def propose(capture: Capture) -> list[Proposal]:
-    """Every registered implementation of `kda`, and the Triton variants for the captured call."""
+def shipped(capture: Capture) -> list[Candidate]:
+    """Every registered implementation of `kda`, as users get it."""
     found = []
     for implementation in registered("kda"):
-        if implementation.name != TRITON:
-            found.append(Proposal(implementation.name, implementation.name, None, None, ""))
-        elif find_spec("triton") is not None:
-            found += _triton(meta_call(capture))
+        if implementation.name == TRITON and find_spec("triton") is None:
+            continue
+        parameters = shipped_configs(capture) if implementation.name == TRITON else {}
+        found.append(
+            Candidate(
+                name=implementation.name, op="kda", impl=implementation.name, writer=WRITER,
+                source=source_hash("kda"), parameters=parameters,
+            )
+        )  # fmt: skip
     return found
 
 
-def meta_call(capture: Capture) -> Call:
-    """The captured call on the meta device: shapes and dtypes without data, enough to plan and build launches."""
-    return checked(capture.to("meta").kwargs)
-
-
-def _triton(call: Call) -> list[Proposal]:
+def shipped_configs(capture: Capture) -> dict[str, dict[str, int]]:
+    """The configurations that the Triton kernels take for a call, from their table, tiles no larger than its channels:
+    the launches would cut them down to that."""
     from kda2.ops.kda import triton
 
-    base, *variants = triton.candidates(call)
-    proposals = [Proposal(TRITON, TRITON, base, None, "")]
-    for configs in variants:
-        change = ", ".join(_changes(base, configs))
-        proposals.append(Proposal(f"{TRITON} {change}", TRITON, configs, TRITON, f"{change} is faster"))
-    return proposals
+    key, bounds = tuning_key(capture), design_space(capture)
+    return {
+        stage: {field: min(value, max(bounds[stage][field])) for field, value in config.as_dict().items()}
+        for stage, config in triton.default_configs(key).items()
+    }
 
 
-def _changes(base: Mapping[str, KernelConfig], configs: Mapping[str, KernelConfig]) -> list[str]:
-    """What differs, e.g. "state BV=32"."""
-    return [
-        f"{stage} {name}={value}"
+def tuning_key(capture: Capture) -> dict[str, Any]:
+    """The key under which the tables keep a configuration for this call."""
+    from kda2.ops.kda import triton
+
+    return triton.key_of(meta_call(capture))
+
+
+def design_space(capture: Capture) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What the Triton kernels declare that their stages may be built with, for this call."""
+    from kda2.ops.kda import triton
+
+    return triton.space(tuning_key(capture))
+
+
+def of_file(path: Path, stage: str | None = None) -> Candidate:
+    """A file of one's own as a candidate, known by its file name; `stage` if it computes one stage only."""
+    subject = Subject.of_file(path)
+    parameters = {"file": subject.file} | ({} if stage is None else {"stage": stage})
+    return Candidate(name=path.name, op="kda", impl=FILE, writer="file", source=subject.sha256, parameters=parameters)
+
+
+def subject_of(candidate: Candidate) -> Subject:
+    """What the verifier judges."""
+    if candidate.impl == FILE:
+        p = candidate.parameters
+        return Subject(FILE, file=p["file"], sha256=candidate.source, stage=p.get("stage"))
+    return Subject(candidate.impl, configs=candidate.parameters or None)
+
+
+def changes(base: Configs, configs: Configs) -> str:
+    """What differs, e.g. "prepare BK=64, state BV=16 num_stages=2"."""
+    by_stage = {
+        stage: " ".join(f"{name}={value}" for name, value in config.items() if base[stage].get(name) != value)
         for stage, config in configs.items()
-        for name, value in config.as_dict().items()
-        if base[stage].as_dict().get(name) != value
-    ]
+    }
+    return ", ".join(f"{stage} {values}" for stage, values in by_stage.items() if values)
 
 
-def moved_bytes(args: Mapping[str, Any]) -> int:
-    """Bytes of all tensors that a launch takes: each read or written once."""
-    return sum(x.nbytes for x in args.values() if isinstance(x, Tensor))
+def with_value(configs: Configs, stage: str, field: str, value: int) -> dict[str, dict[str, int]]:
+    """The configurations with one field changed."""
+    return {s: {**c, field: value} if s == stage else dict(c) for s, c in configs.items()}
+
+
+def check_distinct(kernels: tuple[Path, ...]) -> None:
+    """Refuse two files of one name: candidates are known by it."""
+    names = [path.name for path in kernels]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidValue("--kernel", "files of different names", f"{twice[0]} twice", "rename one of them")

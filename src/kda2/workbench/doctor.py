@@ -16,7 +16,7 @@ from kda2.dispatch import explain_choice
 from kda2.workbench.profiler.environment import driver, package_version
 
 EXTRAS = {
-    "workbench": ("pydantic", "typer", "rich", "jinja2", "plotly", "safetensors"),
+    "workbench": ("pydantic", "typer", "rich", "jinja2", "optuna", "plotly", "safetensors"),
     "test": ("pytest", "hypothesis"),
     "dev": ("ruff", "mypy"),
 }

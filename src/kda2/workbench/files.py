@@ -1,4 +1,4 @@
-"""Files of lines that are only ever appended to: a line is there whole or not at all, whoever else writes."""
+"""Files that are there whole or not at all: lines that are only ever appended, whoever else writes, and whole files."""
 
 from __future__ import annotations
 
@@ -58,6 +58,16 @@ def append_line(path: Path, line: str) -> None:
     with opened(path) as fd:
         _check_end(fd, path)
         write_whole(fd, line.encode() + b"\n", path)
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all. Raises `OSError`."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def check_appendable(path: Path) -> None:

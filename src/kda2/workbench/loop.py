@@ -1,14 +1,14 @@
-"""The main job: capture a call, put every candidate through the ladder, choose, and keep the trail in a ledger."""
+"""The main job: capture a call, judge what ships, then rounds of plan, write, verify and tune; choose, and keep the
+trail in a ledger."""
 
 from __future__ import annotations
 
 import os
 import platform
 import secrets
-import subprocess
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +20,46 @@ from kda2.errors import InvalidValue, KDA2Error
 from kda2.ops.kda.spec import KDA
 from kda2.testing import FAMILIES
 from kda2.testing.verify import NAMES
+from kda2.workbench import candidates as kernels
 from kda2.workbench import capture as captures
-from kda2.workbench import ladder, latency, predict
-from kda2.workbench.candidates import TRITON, Proposal, meta_call, propose
+from kda2.workbench import predict, rounds
+from kda2.workbench.candidates import TRITON
 from kda2.workbench.capture import Capture
-from kda2.workbench.ledger import Ledger
+from kda2.workbench.floors import kernel_floors
+from kda2.workbench.journal import Journal, alone
+from kda2.workbench.judge import Judge, Progress
 from kda2.workbench.profiler import environment
-from kda2.workbench.profiler.timing import Timing
-from kda2.workbench.records import STAGES, Candidate, Verdict
+from kda2.workbench.profiler.timing import Timing, compare
+from kda2.workbench.records import Candidate
 from kda2.workbench.report import write_report
-from kda2.workbench.verifier import Task, verify_candidate
-
-# Told what a candidate's stage is at: (candidate, stage, text).
-Progress = Callable[[str, str, str], None]
+from kda2.workbench.rounds import GO_ON, Gap, Round
+from kda2.workbench.standings import Standings
+from kda2.workbench.tuner.search import Search
+from kda2.workbench.verifier.process import Limits
+from kda2.workbench.verifier.stages import Conditions
+from kda2.workbench.writer import TemplateWriter, hypothesis_held
 
 # Sizes of the probe families: small for the interpreter, with several chunks and channels that are no power of two on
 # a GPU.
 INTERPRETER_SIZES = {"T": 70, "H": 1, "HV": 1, "K": 32, "V": 32}
+# Tokens of the capture that go through the interpreter: of what ships, and of what was derived from it.
+INTERPRETER_TOKENS, VARIANT_TOKENS = 256, 128
 GPU_SIZES = {"T": 300, "H": 2, "HV": 4, "K": 128, "V": 100}
-# Tokens of the capture that a variant is held to under the interpreter; a shipped configuration gets all of them.
-VARIANT_TOKENS = 128
 SEEDS = 2**31
+ROUNDS = 3
+# Candidates that a measured choice times once more, and the seconds kept for that.
+FINALISTS, FINAL_HEAT_S = 4, 25.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run does: where it writes, for which architecture it builds, on which call and families it judges."""
+    """What a run does: where it writes, for which architecture it builds, on which call and families it judges.
+
+    `rounds` of improvement at most, None for as many as `budget_s` seconds and the stopping rules allow. `kernels` are
+    files of one's own, judged with what ships. A round writes `width` candidates and searches for `trials` more.
+    A child that says nothing for `timeout_s` seconds is given up on. `seed` is that of the probes' inputs and of the
+    search, None for a fresh one.
+    """
 
     folder: Path
     arch: int
@@ -53,12 +67,24 @@ class Options:
     tokens: int = 512
     gate: str = "softplus"
     families: tuple[str, ...] = tuple(FAMILIES)
-    variants: bool = True
-    seed: int = field(default_factory=lambda: secrets.randbelow(SEEDS))
+    rounds: int | None = ROUNDS
+    budget_s: float | None = None
+    kernels: tuple[Path, ...] = ()
+    width: int | None = None
+    trials: int | None = None
+    timeout_s: float = 600.0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < SEEDS:
-            raise InvalidValue("--seed", "at least 0 and below 2**31", str(self.seed))
+        check_seed(self.seed)
+        if self.rounds is None and self.budget_s is None:
+            raise InvalidValue("--budget", "given where --rounds is not", "neither")
+
+
+def check_seed(seed: int | None) -> None:
+    """Refuse a seed that no generator takes; None stands for a fresh one."""
+    if seed is not None and not 0 <= seed < SEEDS:
+        raise InvalidValue("--seed", "at least 0 and below 2**31", str(seed))
 
 
 @dataclass(frozen=True)
@@ -71,28 +97,35 @@ class Outcome:
     ranking: list[dict[str, Any]]
     candidates: list[Candidate]
     shipped: tuple[str, ...]
+    rounds: list[Round]
+    stopped_by: str
     ledger: Path
     report: Path
 
     @property
     def ok(self) -> bool:
-        """Whether everything users get is correct and one could be chosen. A variant may fail: it was a trial."""
+        """Whether everything users get is correct and one could be chosen. What was on trial may fail."""
         return self.chosen is not None and all(c.correct for c in self.candidates if c.name in self.shipped)
 
 
 def run(options: Options, progress: Progress) -> Outcome:
-    """Run the main job. Stopping it (Ctrl-C) keeps the ledger, closes it with "stopped" and passes the exception on."""
+    """Run the main job, or go on with the one that the folder holds. Stopping it (Ctrl-C) keeps the ledger, closes it
+    with "stopped" and the best so far, and passes the exception on."""
     if options.inputs is None:
         capture = captures.from_example(options.tokens, options.gate)
     else:
         capture = Capture.load(options.inputs)
     _check_dtypes(capture)
-    run_ = _Run(options, capture, progress)
-    try:
-        return run_.go()
-    except BaseException as e:
-        run_.stop(e)
-        raise
+    kernels.check_distinct(options.kernels)
+    with alone(options.folder):
+        run_ = _Run(options, capture, progress)
+        try:
+            return run_.go()
+        except BaseException as e:
+            run_.stop(e)
+            raise
+        finally:
+            run_.close()
 
 
 def _check_dtypes(capture: Capture) -> None:
@@ -104,68 +137,76 @@ def _check_dtypes(capture: Capture) -> None:
             raise InvalidValue("--inputs", f"a call in {', '.join(wanted)}", f"{name} in {x.dtype}")
 
 
-def _new_ledger(path: Path) -> Ledger:
-    """A ledger in a file of its own, which is made now: of two runs into one folder, one goes on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError as e:
-        fix = "each run takes a folder of its own"
-        raise InvalidValue("--out", "a folder without a run's ledger", str(path), fix) from e
-    return Ledger(path)
-
-
 class _Run:
     def __init__(self, options: Options, capture: Capture, progress: Progress) -> None:
         self.options, self.capture, self.progress = options, capture, progress
+        self.started = time.monotonic()
         self.report = options.folder / "report.html"
-        gpus = device.gpus()
-        self.where = torch.device("cuda", 0) if gpus else torch.device("cpu")
-        self.children: set[subprocess.Popen[str]] = set()
-        self.verdicts: dict[str, list[Verdict]] = {}
-        self.pending: dict[Future[Verdict], str] = {}
-        self.ledger = _new_ledger(options.folder / "ledger.jsonl")
+        self.where = torch.device("cuda", 0) if device.gpus() else torch.device("cpu")
+        self.shipped = kernels.shipped(capture)
+        self.files = [kernels.of_file(path) for path in options.kernels]
+        tunable = any(c.name == TRITON for c in self.shipped)
+        self.space = kernels.design_space(capture) if tunable else {}
+        self.journal = Journal(options.folder / "ledger.jsonl")
+        self.standings = Standings(self.journal, capture, options.arch, measures=self.where.type == "cuda")
+        self.label = "measured" if self.standings.measures else "predicted"
+        self.judge: Judge | None = None
+        self.best: tuple[str, float] | None = None
 
     def go(self) -> Outcome:
-        file = self._begin()
-        proposals = [p for p in propose(self.capture) if p.shipped or self.options.variants]
-        for p in proposals:
-            self.verdicts[p.name] = []
-            about = {"name": p.name, "impl": p.impl, "parent": p.parent, "hypothesis": p.hypothesis}
-            self.ledger.append("candidate", {**about, "parameters": p.parameters() or {}})
-            self.progress(p.name, "L0", "")
-        self._judge(proposals, file)
-        timings = self._time(proposals)
-        for p in proposals:
-            self._close(p.name)
-        return self._choose(proposals, timings)
+        if self.journal.choice:
+            fix = "take another folder"
+            raise InvalidValue("--out", "a folder without a run that has ended", str(self.options.folder), fix)
+        judge = self._begin()
+        self.standings.tried = [c.name for c in (*self.shipped, *self.files)]
+        judge.judge([*self.shipped, *self.files])
+        self._time(judge, [n for n in self.standings.tried if self.standings.contends(n)])
+        self.best = self.standings.lead()
+        self._plan()
+        done, why = self._rounds(judge)
+        judge.finish(list(self.journal.candidates))
+        return self._choose(judge, done, why)
+
+    def close(self) -> None:
+        if self.judge is not None:
+            self.judge.close()
 
     def stop(self, why: BaseException) -> None:
-        """Close the ledger with "stopped" and report what it holds; remove one that does not even say what was to be
-        run. A full disk must not hide why the run stopped, so what cannot be written is only noted."""
+        """Close the ledger with "stopped" and the best so far, and report what it holds; remove one that does not even
+        say what was to be run. A full disk must not hide why the run stopped, so what cannot be written is noted."""
         says = str(why)[:500].encode(errors="replace").decode()
         try:
-            if not self.ledger.seq:
-                self.ledger.path.unlink()
+            if not self.journal.ledger.seq:
+                self.journal.path.unlink(missing_ok=True)
                 return
-            self.ledger.append("stopped", {"reason": type(why).__name__, "says": says})
-            write_report(self.ledger.path, self.report)
-        except (KDA2Error, OSError) as e:
+            if self.judge is None:  # it was refused before it began: the ledger is another run's
+                return
+            best = {"best": self.best[0], "best_us": self.best[1], "label": self.label} if self.best else {}
+            self.journal.note("stopped", {"reason": type(why).__name__, "says": says, **best})
+            write_report(self.journal.path, self.report)
+        except Exception as e:
             why.add_note(f"this could not be reported: {e}")
 
-    def _begin(self) -> Path:
-        """Write the ledger's first line; returns the capture's file."""
+    def _begin(self) -> Judge:
+        """Write the ledger's first line, or check that it is this run's."""
         o = self.options
+        fresh = secrets.randbelow(SEEDS) if o.seed is None else o.seed
+        self.seed = int(self.journal.run.get("seed", fresh)) if o.seed is None else o.seed
         file = o.inputs or o.folder / "capture.safetensors"
-        digest = environment.file_hash(file) if o.inputs is not None else self.capture.save(file)
-        self.ledger.append(
-            "run",
+        # an ended run's capture stays as it is, whatever this one comes to
+        keep = o.inputs is not None or (self.journal.resumed and file.exists())
+        digest = environment.file_hash(file) if keep else self.capture.save(file)
+        self.journal.begin(
             {
                 "op": "kda",
+                "spec": KDA.content_hash,
                 "arch": o.arch,
-                "seed": o.seed,
+                "seed": self.seed,
                 "families": list(o.families),
+                "rounds": o.rounds,
+                "kernels": [f"{c.name} {c.source}" for c in self.files],
                 "capture": {**self.capture.facts(), "file": file.name, "sha256": digest},
+                "tuning_key": kernels.tuning_key(self.capture) if self.space else None,
                 "environment": {
                     **environment.machine(self.where),
                     "kda2": kda2.__version__,
@@ -174,137 +215,199 @@ class _Run:
                     "cpus": os.cpu_count(),
                     "source": environment.source_hash("kda"),
                 },
-            },
+            }
         )
-        return file
+        on = Conditions(
+            arch=o.arch, device=str(self.where), capture=str(file.resolve()), families=o.families,
+            tokens=None if self.standings.measures else INTERPRETER_TOKENS,
+            variant_tokens=None if self.standings.measures else VARIANT_TOKENS,
+            sizes=GPU_SIZES if self.standings.measures else INTERPRETER_SIZES,
+            seed=self.seed, limits=Limits(o.timeout_s),
+        )  # fmt: skip
+        self.judge = Judge(self.journal, on, self.progress)
+        return self.judge
 
-    def _judge(self, proposals: Sequence[Proposal], file: Path) -> None:
-        """L0 to L4. Numerics run beside the builds, as many at a time as there are cores: on a GPU too, where compiling
-        takes most of their time."""
-        builder, call = ladder.Builder(self.options.arch), meta_call(self.capture)
-        pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
-        try:
-            for p in proposals:
-                self._found(p.name, ladder.parse(p))
-                self.progress(p.name, "L1", "building" if p.impl == TRITON else "")
-                for verdict in builder.judge(p, call):
-                    self._found(p.name, verdict)
-                self._submit(pool, p, file)
-                self._collect(block=False)
-            while self.pending:
-                self._collect(block=True)
-        finally:
-            for child in list(self.children):
-                child.kill()
-            pool.shutdown(cancel_futures=True)
+    # --- rounds ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, pool: ThreadPoolExecutor, p: Proposal, file: Path) -> None:
-        """Queue the numerics of a candidate that nothing has refuted."""
-        gpu = self.where.type == "cuda"
-        if any(v.refuted for v in self.verdicts[p.name]):
-            for verdict in ladder.not_run(("L3", "L4"), "refuted before"):
-                self._found(p.name, verdict)
+    def _plan(self) -> None:
+        """The specification book of the captured call goes into the ledger, once."""
+        lead = self.standings.lead(tunable=True)
+        if lead is None or self.journal.plan or (book := self.standings.book(lead[0])) is None:
             return
-        task = Task(
-            impl=p.impl,
-            configs=p.parameters(),
-            capture=str(file),
-            tokens=None if p.shipped or gpu else VARIANT_TOKENS,
-            families=self.options.families,
-            sizes=GPU_SIZES if gpu else INTERPRETER_SIZES,
-            device=str(self.where),
-            seed=self.options.seed,
-            interpreted=p.impl == TRITON and not gpu,
+        floors = kernel_floors(book)
+        stages = ", ".join(f"{stage} {us:g} us" for stage, us in floors.items())
+        says = f"floors on {book.part['name']}: {stages}; the whole call {book.totals.floor.us:.2f} us"
+        self.journal.note("plan", {"says": says, "floors_us": floors, "book": book.model_dump(mode="json")})
+
+    def _rounds(self, judge: Judge) -> tuple[list[Round], str]:
+        """Rounds until a rule stops them; returns them and the rule."""
+        done: list[Round] = []
+        if self.options.rounds == 0:
+            return done, "rounds"
+        if self.standings.lead(tunable=True) is None:
+            return done, "empty"
+        while (left := self._left()) is None or left > 0:
+            round_ = self._round(judge, done)
+            if round_ is None:
+                return done, "empty"
+            done.append(round_)
+            if round_.decision != GO_ON:
+                return done, round_.decision
+        return done, "budget"
+
+    def _round(self, judge: Judge, done: Sequence[Round]) -> Round | None:
+        """Plan, write, verify and tune for one stage. A round that the ledger has already is told as it was."""
+        start, lead = time.monotonic(), self.standings.lead(tunable=True)
+        assert lead is not None
+        gap = rounds.attack(self.standings.gaps(lead[0]), rounds.barren(done))
+        if gap is None:
+            return None
+        tried = self._write_and_tune(judge, self.journal.candidates[lead[0]], gap.stage, self.seed + len(done))
+        if not tried:
+            return None
+        if len(done) < len(self.journal.rounds):
+            return Round.from_plain(self.journal.rounds[len(done)])
+        this = self._told(gap, lead, tried, len(done) + 1, time.monotonic() - start)
+        this = rounds.decided([*done, this], tuple(self.space), self.options.rounds, self._left())
+        self.journal.note("round", this.plain())
+        write_report(self.journal.path, self.report)
+        return this
+
+    def _write_and_tune(self, judge: Judge, best: Candidate, stage: str, seed: int) -> list[str]:
+        """The writer's proposals, then the search's; returns the names of what was tried."""
+        o, base = self.options, self.journal.candidates[TRITON].parameters
+        written = TemplateWriter(self.space, base).propose(
+            best, stage, frozenset(self.standings.tried), o.width or (6 if self.standings.measures else 3)
         )
-        stage = "L4" if gpu else "L3"
-        done = iter(range(1, len(task.families) + 2))
+        self._build(judge, written)
+        search = Search(self.space, base, best, stage, seed)
+        for name in self.standings.tried:
+            if self.journal.candidates[name].impl == TRITON and (us := self.standings.score(name)) is not None:
+                search.know(self.journal.candidates[name].parameters, us)
+        asked = search.ask(frozenset(self.standings.tried), o.trials or (8 if self.standings.measures else 3))
+        self._build(judge, asked)
+        names = [c.name for c in (*written, *asked)]
+        if not self.standings.measures:
+            self._prove_in_order(judge, names)
+        return names
 
-        def heard(family: str) -> None:
-            self.progress(p.name, stage, f"{next(done)}/{len(task.families) + 1}")
+    def _build(self, judge: Judge, proposed: Sequence[Candidate]) -> None:
+        """Build candidates, and drop those that cannot be better; where times are measured, prove and time the rest."""
+        names = [c.name for c in proposed]
+        judge.build(proposed)
+        for name in names:
+            if why := self.standings.pruned(name):
+                judge.skip(name, why)
+            self.standings.tried.append(name)
+        if self.standings.measures:
+            judge.prove(names)
+            self._time(judge, [n for n in names if self.standings.contends(n)])
+            self.best = self.standings.lead()
 
-        self.progress(p.name, stage, "queued")
-        self.pending[pool.submit(verify_candidate, task, heard, self.children)] = p.name
+    def _prove_in_order(self, judge: Judge, names: Sequence[str]) -> None:
+        """The numerics of built candidates, the lowest modelled time first, until one is correct: proofs are what costs
+        most without a GPU, and the others are no better by the model."""
+        order = sorted(
+            (us, n)
+            for n in names
+            if (us := self.standings.score(n)) is not None and self.journal.verdict(n, "L3", "L4") is None
+        )
+        for us, name in order:
+            if self.best is not None and us >= self.best[1]:
+                judge.skip(name, f"its modelled time, {us} us, is not below the {self.best[1]} us of {self.best[0]}")
+            else:
+                judge.prove([name])
+                self.best = self.standings.lead()
 
-    def _collect(self, block: bool) -> None:
-        """Write down the numerics that have finished; wait for the next to finish if `block`."""
-        for future in wait(self.pending, timeout=None if block else 0, return_when=FIRST_COMPLETED).done:
-            name = self.pending.pop(future)
-            verdict = future.result()
-            other, why = ("L3", "judged on the GPU") if verdict.stage == "L4" else ("L4", "no CUDA device")
-            for v in (verdict, *ladder.not_run((other,), why)):
-                self._found(name, v)
+    def _time(self, judge: Judge, names: Sequence[str]) -> None:
+        if self.standings.measures and names:
+            judge.time(names, self.standings.baseline(names))
 
-    def _time(self, proposals: Sequence[Proposal]) -> dict[str, Timing]:
-        """L5 to L7."""
-        gpu = self.where.type == "cuda"
-        contenders = [p for p in proposals if gpu and p.impl != "reference" and self._correct(p.name)]
-        for p in contenders:
-            self.progress(p.name, "L6", "timing")
-        timings = latency.measure(contenders, self.capture, self.where) if contenders else {}
-        found = latency.verdicts(timings, TRITON)
-        for p in proposals:
-            absent = "not part of this job" if gpu else "no CUDA device"
-            why = absent if not gpu else "it is the oracle" if p.impl == "reference" else "its numerics did not pass"
-            timed = found.get(p.name) or ladder.not_run(("L6",), why)[0]
-            for verdict in (*ladder.not_run(("L5",), absent), timed, *ladder.not_run(("L7",), absent)):
-                self._found(p.name, verdict)
-        return timings
-
-    def _found(self, name: str, verdict: Verdict) -> None:
-        self.verdicts[name].append(verdict)
-        self.ledger.append("verdict", {"candidate": name, "verdict": verdict.model_dump(mode="json")})
-        self.progress(name, verdict.stage, verdict.outcome)
-
-    def _correct(self, name: str) -> bool:
-        return self._candidate(name).correct
-
-    def _candidate(self, name: str) -> Candidate:
-        """What is known of a candidate; its latency only where it passed."""
-        verdicts = tuple(sorted(self.verdicts[name], key=lambda v: list(STAGES).index(v.stage)))
-        timed = [v.evidence["median_us"] for v in verdicts if v.stage == "L6" and v.passed]
-        return Candidate(
-            name=name, op="kda", impl=name.partition(" ")[0], writer="kda2", verdicts=verdicts,
-            latency_us=timed[0] if timed else None,
+    def _told(self, gap: Gap, lead: tuple[str, float], tried: Sequence[str], number: int, seconds: float) -> Round:
+        best = self.standings.lead(tunable=True) or lead
+        became = {name: self.standings.became(name) for name in tried}
+        held = {
+            name: hypothesis_held(c.expected, self.journal.verdicts[name], self.journal.verdicts[c.parent or name])
+            for name in tried
+            if (c := self.journal.candidates[name]).expected is not None
+        }
+        return Round(
+            round=number, stage=gap.stage, why=str(gap), candidates=became, hypotheses=held, best=best[0],
+            best_us=best[1], label=self.label, gain_percent=round(100 * (1 - best[1] / lead[1]), 2),
+            seconds=round(seconds, 1),
         )  # fmt: skip
 
-    def _close(self, name: str) -> None:
-        candidate = self._candidate(name)
-        self.ledger.append("judged", {"name": name, "correct": candidate.correct, "latency_us": candidate.latency_us})
-
-    def _choose(self, proposals: Sequence[Proposal], timings: dict[str, Timing]) -> Outcome:
-        correct = [p.name for p in proposals if self._correct(p.name)]
-        if timings:
-            label, rule = "measured", "lowest median; the shipped one unless another is faster beyond noise"
-            times = {name: round(t.median_us, 3) for name, t in timings.items()}
-            chosen: str | None = latency.fastest(timings, TRITON)
-        else:
-            label, rule = "predicted", predict.RULE
-            times = {name: us for name in correct if (us := self._modelled(name)) is not None}
-            chosen = predict.best(times, TRITON)
-            if chosen is None:
-                chosen, rule = self._unmodelled(correct)
-        paced = {name for name, t in timings.items() if t.host_paced}
-        ranking: list[dict[str, Any]] = [
-            {"name": n, "us": us} | ({"host_paced": True} if n in paced else {})
-            for n, us in sorted(times.items(), key=lambda x: x[1])
-        ]
-        self.ledger.append("choice", {"chosen": chosen, "label": label, "rule": rule, "ranking": ranking})
-        write_report(self.ledger.path, self.report)
-        candidates = [self._candidate(p.name) for p in proposals]
-        shipped = tuple(p.name for p in proposals if p.shipped)
-        return Outcome(chosen, label, rule, ranking, candidates, shipped, self.ledger.path, self.report)
-
-    def _unmodelled(self, correct: Sequence[str]) -> tuple[str | None, str]:
-        """The choice where no correct candidate has a modelled time, and its rule."""
-        if not correct:
-            return None, "no candidate is correct"
-        modelled = any(self._modelled(name) is not None for name in self.verdicts)
-        why = "as none of the modelled kernels is" if modelled else "as no kernel could be modelled"
-        return correct[0], f"the first implementation that is correct, {why}"
-
-    def _modelled(self, name: str) -> float | None:
-        stages = next((v.evidence.get("stages") for v in self.verdicts[name] if v.stage == "L1"), None)
-        if not stages:
+    def _left(self) -> float | None:
+        """Seconds of the budget that are left for rounds; a last heat of the best has its own."""
+        if self.options.budget_s is None:
             return None
-        us = predict.modelled_us(predict.loads_of(stages), self.options.arch)
-        return None if us is None else round(us, 3)
+        reserve = FINAL_HEAT_S if self.standings.measures else 0.0
+        return self.options.budget_s - reserve - (time.monotonic() - self.started)
+
+    # --- the choice -----------------------------------------------------------------------------------------------
+
+    def _choose(self, judge: Judge, done: list[Round], stopped_by: str) -> Outcome:
+        contenders = [n for n in self.standings.tried if self.standings.contends(n)]
+        if self.standings.measures and contenders:
+            rule, chosen, ranking = self._by_final_heat(judge, contenders)
+        else:
+            rule, chosen, ranking = self._by_model(contenders)
+        self.journal.note(
+            "choice",
+            {
+                "chosen": chosen, "label": self.label, "rule": rule, "ranking": ranking,
+                "stopped_by": stopped_by, "why": rounds.STOP_RULES[stopped_by], "cost": rounds.next_percent(done),
+            },
+        )  # fmt: skip
+        write_report(self.journal.path, self.report)
+        found = [self.journal.candidate(n) for n in self.journal.candidates]
+        shipped = tuple(c.name for c in self.shipped)
+        path = self.journal.path
+        return Outcome(chosen, self.label, rule, ranking, found, shipped, done, stopped_by, path, self.report)
+
+    def _by_final_heat(self, judge: Judge, contenders: Sequence[str]) -> tuple[str, str | None, list[dict[str, Any]]]:
+        """The fastest of the few best, timed once more in one run; what ships unless it is slower beyond noise."""
+        baseline = self.standings.baseline(contenders)
+        order = sorted(contenders, key=lambda n: self.standings.score(n) or float("inf"))
+        heat = list(dict.fromkeys([baseline, *order[:FINALISTS]]))
+        timings = judge.again(heat, baseline)
+        chosen = _fastest(timings, baseline)
+        rest = [
+            {"name": n, "us": us, "earlier": True}
+            for n in order
+            if n not in timings and (us := self.standings.score(n))
+        ]
+        ranking = sorted((_ranked(n, t) for n, t in timings.items()), key=lambda x: x["us"])
+        rule = (
+            f"lowest median of the {len(heat)} best, timed once more turn by turn; the shipped one unless another is "
+            "faster beyond noise"
+        )
+        return rule, chosen, [*ranking, *rest]
+
+    def _by_model(self, contenders: Sequence[str]) -> tuple[str, str | None, list[dict[str, Any]]]:
+        times = {n: us for n in contenders if (us := self.standings.modelled(n)) is not None}
+        ranking = [{"name": n, "us": us} for n, us in sorted(times.items(), key=lambda x: x[1])]
+        chosen = predict.best(times, TRITON)
+        if chosen is not None:
+            return predict.RULE, chosen, ranking
+        correct = [n for n in self.standings.tried if self.standings.correct(n)]
+        if not correct:
+            return "no candidate is correct", None, ranking
+        modelled = any(self.standings.modelled(n) is not None for n in self.standings.tried)
+        why = "as none of the modelled kernels is" if modelled else "as no kernel could be modelled"
+        return f"the first implementation that is correct, {why}", correct[0], ranking
+
+
+def _fastest(timings: Mapping[str, Timing], baseline: str) -> str | None:
+    """The fastest; the baseline where the fastest is not faster than it beyond noise."""
+    if not timings:
+        return None
+    best = min(timings, key=lambda name: timings[name].median_us)
+    if baseline in timings and compare(timings[baseline], timings[best]).verdict != "faster":
+        return baseline
+    return best
+
+
+def _ranked(name: str, timing: Timing) -> dict[str, Any]:
+    paced = {"host_paced": True} if timing.host_paced else {}
+    return {"name": name, "us": round(timing.median_us, 3), **paced}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kda2.workbench.profiler.environment import source_hash
-from kda2.workbench.profiler.suites import GPU_TESTS, REGIMES, case_name
+from kda2.workbench.profiler.suites import CAPTURED, GPU_TESTS, REGIMES, case_name
 from kda2.workbench.records import BenchRecord, TestRun, read_lines
 
 _HEAD = """# Benchmarks
@@ -39,11 +39,12 @@ class Records(NamedTuple):
 
 
 def load(folder: Path) -> Records:
-    """Read the records of a folder; raises `BadRecord` naming a line that is none."""
+    """Read the records of a folder, but for those of captured calls, which nobody else could repeat; raises `BadRecord`
+    naming a line that is none."""
     suites = {
         path.stem: list(read_lines(path, BenchRecord))
         for path in sorted(folder.glob("*.jsonl"))
-        if path.name != GPU_TESTS
+        if path.name not in (GPU_TESTS, f"{CAPTURED}.jsonl")
     }
     tests = folder / GPU_TESTS
     return Records(suites, list(read_lines(tests, TestRun)) if tests.exists() else [])

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kda2.workbench.parts import PARTS, SCHEDULERS, Part
+
 RULE = (
     "the shipped configuration unless another's modelled time is 20 % lower; modelled time = sum over stages of "
     "max(instructions x warps x chunk trips of the fullest SM / (4 x clock), bytes of all tensors / memory rate), from "
@@ -20,27 +22,6 @@ RULE = (
 )
 # What the model does not know (latency, caches) is worth more than small differences of what it knows.
 RESOLUTION = 0.2
-_SCHEDULERS = 4
-
-
-@dataclass(frozen=True)
-class Part:
-    """A GPU as its datasheet has it: multiprocessors, boost clock in Hz, memory bytes/s."""
-
-    name: str
-    sms: int
-    clock: float
-    memory: float
-
-
-# One well-known part for each architecture that the model is asked about.
-PARTS: dict[int, Part] = {
-    80: Part("A100 80GB SXM", 108, 1.41e9, 2.04e12),
-    86: Part("RTX 3090", 82, 1.70e9, 0.936e12),
-    89: Part("RTX 4090", 128, 2.52e9, 1.008e12),
-    90: Part("H200 SXM", 132, 1.98e9, 4.8e12),
-    120: Part("RTX 5090", 170, 2.41e9, 1.79e12),
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +40,7 @@ def stage_us(load: StageLoad, part: Part) -> float:
     """Modelled microseconds of one stage."""
     per_sm = -(-load.ctas // part.sms)
     # fewer warps than schedulers leave schedulers idle
-    issued = load.instructions * load.trips * max(1.0, per_sm * load.warps / _SCHEDULERS)
+    issued = load.instructions * load.trips * max(1.0, per_sm * load.warps / SCHEDULERS)
     return max(issued / part.clock, load.bytes / part.memory) * 1e6
 
 
@@ -67,6 +48,13 @@ def modelled_us(loads: Sequence[StageLoad], arch: int) -> float | None:
     """Modelled microseconds of a call; None for an architecture without a part to model."""
     part = PARTS.get(arch)
     return None if part is None else sum(stage_us(load, part) for load in loads)
+
+
+def stages_us(stages: Mapping[str, Mapping[str, Any]], arch: int) -> dict[str, float]:
+    """Modelled microseconds of each stage of a candidate's L1 evidence; nothing for an architecture without a part."""
+    part = PARTS.get(arch)
+    loads = zip(stages, loads_of(stages), strict=True)
+    return {} if part is None else {stage: round(stage_us(load, part), 3) for stage, load in loads}
 
 
 def best(modelled: Mapping[str, float], shipped: str) -> str | None:

@@ -5,6 +5,7 @@ Numbers that are absent are left out of the line, so that no reader takes a null
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -26,7 +27,7 @@ class BadRecord(KDA2Error, ValueError):
 
 
 class Record(BaseModel):
-    """Common base: frozen, no unknown fields, a schema number, one JSON line."""
+    """Common base: frozen, no unknown fields, a schema number, one JSON line, known by its content's hash."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
@@ -36,6 +37,24 @@ class Record(BaseModel):
         """The record as one line of JSON, absent fields left out."""
         fields = {k: v for k, v in self.model_dump(mode="json", by_alias=True).items() if v is not None}
         return json.dumps(fields, ensure_ascii=False)
+
+    @classmethod
+    def from_line(cls, line: str | bytes) -> Self:
+        """What `line()` wrote. Raises `BadRecord`."""
+        try:
+            return cls.model_validate_json(line)
+        except ValueError as e:
+            raise BadRecord(f"not a {cls.__name__}: {e}") from e
+
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of the record as canonical JSON: equal for equal records, whoever writes them."""
+        return content_hash(self.model_dump(mode="json", by_alias=True))
+
+
+def content_hash(plain: Any) -> str:
+    """SHA-256 of plain data as JSON with sorted keys and no spaces."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class _Named(BaseModel):
@@ -166,19 +185,34 @@ class Verdict(Record):
         return self.outcome in ("fail", "invalid")
 
 
+class Expected(BaseModel):
+    """What a hypothesis says will change: a metric of one of the kernel's stages ("state: ctas"), or of the whole call
+    ("median_us")."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    change: Literal["lower", "higher"]
+
+
 class Candidate(Record):
     """One kernel under judgement: what it is, who wrote it, why, and what each stage found.
 
-    A latency exists only for a candidate that no stage refuted and whose numerics passed.
+    `impl` is an implementation of the library ("triton"), or "file" for a kernel of one's own; `source` the SHA-256 of
+    its sources; `parameters` configurations by stage; `trace` the rules that made it from `parent`. A latency exists
+    only for a candidate that no stage refuted and whose numerics passed.
     """
 
     name: str
     op: str
     impl: str
     writer: str
+    source: str | None = None
     parent: str | None = None
+    trace: tuple[str, ...] = ()
     parameters: dict[str, Any] = Field(default_factory=dict)
     hypothesis: str = ""
+    expected: Expected | None = None
     build: dict[str, Any] = Field(default_factory=dict)
     artifacts: dict[str, str] = Field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
@@ -221,3 +255,131 @@ def read_lines(path: Path, model: type[R]) -> Iterator[R]:
                 yield model.model_validate_json(line)
             except ValueError as e:
                 raise BadRecord(f"{path}:{number} is not a {model.__name__}: {e}") from e
+
+
+# --- BlockPlan: what the Planner writes ---
+
+
+class _Planned(BaseModel):
+    """A part of a BlockPlan."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Count(_Planned):
+    """A whole number, its unit ("" for a bare count), and the product it comes from, in words and numbers."""
+
+    amount: int
+    unit: str = ""
+    counted: str
+
+
+class PlannedTensor(_Planned):
+    """A tensor that a block reads or writes: one of the call's own, or workspace between blocks."""
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    size: Count
+    owner: Literal["call", "workspace"]
+    meaning: str
+
+
+class Floor(_Planned):
+    """The least microseconds that one resource allows, and how it is counted."""
+
+    resource: str
+    us: float
+    counted: str
+
+
+class Tile(_Planned):
+    """What one CTA holds under a stated tiling: registers of a thread, bytes of shared memory."""
+
+    holds: str
+    warps: int
+    registers: Count
+    shared: Count
+
+
+class Grid(_Planned):
+    """CTAs over multiprocessors. `fill` is the share of all waves' places that have a CTA; `resident` the CTAs that fit
+    on one multiprocessor at once (0: the tile does not fit), `limit` what bounds them."""
+
+    ctas: Count
+    sms: int
+    waves: int
+    fill: float
+    resident: int
+    limit: str
+    resident_waves: int | None
+    resident_fill: float | None
+
+
+class PlannedBlock(_Planned):
+    """One functional block. `floors` are by resource; `floor_us` is the largest with the workspace through memory,
+    `on_chip_us` with the workspace kept on chip, and `binds` and `binds_on_chip` name the resources."""
+
+    letter: Literal["A", "B", "C", "D"]
+    stage: str
+    title: str
+    computes: tuple[str, ...]
+    inputs: tuple[PlannedTensor, ...]
+    outputs: tuple[PlannedTensor, ...]
+    invariants: tuple[str, ...]
+    boundary_conditions: tuple[str, ...]
+    unit_tests: tuple[str, ...]
+    counts: dict[str, Count]
+    floors: tuple[Floor, ...]
+    floor_us: float
+    binds: str
+    on_chip_us: float
+    binds_on_chip: str
+    tile: Tile
+    grid: Grid
+
+
+class ChunkChoice(_Planned):
+    """What a chunk of C tokens would cost."""
+
+    C: int
+    workspace_bytes: int
+    tensor_flops: int
+    serial_steps: int
+    staged_us: float
+    on_chip_us: float
+
+
+class PlanTotals(_Planned):
+    """The whole call. `floor` is the least of any implementation, `staged_us` the sum of the blocks' floors."""
+
+    tokens: Count
+    token_floor: Floor
+    moved: Count
+    flops: Count
+    floor: Floor
+    workspace: Count
+    staged_us: float
+    on_chip_us: float
+    saved_us: float
+    serial_steps: Count
+    gap: str
+
+
+class BlockPlan(Record):
+    """The specification book of one problem on one part: functional blocks in the order of the data flow.
+
+    `op_hash` is the content hash of the op's contract; `sizes` are the axes' extents by their names.
+    """
+
+    op: str
+    op_hash: str
+    target: str
+    part: dict[str, Any]
+    problem: dict[str, Any]
+    sizes: dict[str, int]
+    rules: tuple[str, ...]
+    blocks: tuple[PlannedBlock, ...]
+    totals: PlanTotals
+    chunks: tuple[ChunkChoice, ...]

@@ -24,8 +24,8 @@ from kda2.workbench.records import TestRun
 _COUNTED = (0, 1, 2)
 
 
-def record_tests(suite: str, arguments: Sequence[str], path: Path) -> TestRun:
-    """Run pytest with `arguments` and append what it counted to `path`.
+def record_tests(suite: str, arguments: Sequence[str], path: Path, quiet: bool = False) -> TestRun:
+    """Run pytest with `arguments` and append what it counted to `path`; `quiet` sends what it prints to stderr.
 
     Raises `InvalidValue` for a suite that is not named after an op, and `OSError` for a path that takes no record,
     before anything runs; `KDA2Error` if pytest ends without a result (a crash, bad usage, no test found).
@@ -34,14 +34,14 @@ def record_tests(suite: str, arguments: Sequence[str], path: Path) -> TestRun:
         raise InvalidValue("suite", f"<op>-<what> for an op of {', '.join(environment.ops())}", repr(suite))
     path.parent.mkdir(parents=True, exist_ok=True)
     files.check_appendable(path)
-    record = _run(suite, arguments)
+    record = _run(suite, arguments, quiet)
     files.append_line(path, record.line())
     return record
 
 
-def _run(suite: str, arguments: Sequence[str]) -> TestRun:
+def _run(suite: str, arguments: Sequence[str], quiet: bool) -> TestRun:
     start = time.perf_counter()
-    totals = _totals(arguments)
+    totals = _totals(arguments, quiet)
     failed = totals["failures"] + totals["errors"]
     where = torch.device("cuda", 0) if device.gpus() else torch.device("cpu")
     return TestRun(
@@ -58,10 +58,11 @@ def _run(suite: str, arguments: Sequence[str]) -> TestRun:
     )
 
 
-def _totals(arguments: Sequence[str]) -> dict[str, int]:
+def _totals(arguments: Sequence[str], quiet: bool) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.xml")
-        done = subprocess.run([sys.executable, "-m", "pytest", f"--junitxml={result}", *arguments], check=False)
+        words = [sys.executable, "-m", "pytest", f"--junitxml={result}", *arguments]
+        done = subprocess.run(words, check=False, stdout=sys.stderr.fileno() if quiet else None)
         if done.returncode not in _COUNTED or not result.exists():
             raise KDA2Error(f"pytest ended with {done.returncode} and no result: nothing is recorded")
         suites = list(ElementTree.parse(result).getroot().iter("testsuite"))

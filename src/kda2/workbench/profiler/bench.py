@@ -16,9 +16,11 @@ from torch import Tensor
 from kda2 import device
 from kda2.errors import InvalidType, InvalidValue
 from kda2.workbench import files
-from kda2.workbench.profiler import environment
+from kda2.workbench.profiler import captured, environment
 from kda2.workbench.profiler.peers import OWN, Bound, NotServed, Peer, find
 from kda2.workbench.profiler.problems import (
+    CapturedCase,
+    Case,
     PrefillCase,
     Problem,
     StepCase,
@@ -26,7 +28,7 @@ from kda2.workbench.profiler.problems import (
     oracle,
     relative_error,
 )
-from kda2.workbench.profiler.suites import Suite, case_name
+from kda2.workbench.profiler.suites import CAPTURED, Suite, case_name
 from kda2.workbench.profiler.timing import Timing, compare, input_sets, interleave
 from kda2.workbench.records import BenchRecord
 
@@ -37,13 +39,14 @@ _INPUT_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run measures."""
+    """What a run measures; `capture` is the file of a captured call."""
 
     suite: Suite
     cases: tuple[dict[str, Any], ...]
     impls: tuple[str, ...]
     samples: int
     where: torch.device
+    capture: Path | None = None
 
 
 class Writer:
@@ -89,13 +92,23 @@ def available(names: Sequence[str], say: Callable[[str], None]) -> list[Peer]:
     return peers
 
 
-def typed_case(op: str, case: dict[str, Any]) -> PrefillCase | StepCase:
+def typed_case(op: str, case: dict[str, Any]) -> Case:
     """A suite's case, checked."""
-    model: type[PrefillCase] | type[StepCase] = StepCase if op == "kda_step" else PrefillCase
+    model: type[Case] = StepCase if op == "kda_step" else PrefillCase
+    if case.get("gate") == CAPTURED:
+        model = CapturedCase
     try:
         return model.model_validate(case)
     except ValueError as e:
         raise InvalidValue("case", f"a {model.__name__}", f"{case}: {e}") from e
+
+
+def problem_of(case: Case, where: torch.device, seed: int, capture: Path | None) -> Problem:
+    """The problem of a case; that of a captured call is the same for every seed, in memory of its own."""
+    if isinstance(case, CapturedCase):
+        assert capture is not None
+        return captured.problem(case, capture, where)
+    return make_problem(case, where, seed)
 
 
 def _measure(
@@ -103,7 +116,7 @@ def _measure(
 ) -> Iterator[BenchRecord]:
     case = typed_case(plan.suite.op, raw)
     try:
-        problems = _problems(case, plan.where)
+        problems = _problems(case, plan)
         contenders = _checked(peers, problems, plan)
     except torch.cuda.OutOfMemoryError:
         say(f"{case_name(raw)}: the inputs and the oracle do not fit in this device's memory")
@@ -129,23 +142,28 @@ def _say_ratios(name: str, timings: dict[str, Timing], say: Callable[[str], None
             say(f"{name}: {impl} against {base}: {r.value:.2f}x ({r.low:.2f} to {r.high:.2f}), {r.verdict}")
 
 
-def _problems(case: PrefillCase | StepCase, where: torch.device) -> list[Problem]:
+def _problems(case: Case, plan: Plan) -> list[Problem]:
     """As many input sets as the cache asks for and the memory allows."""
-    first = make_problem(case, where, SEED)
+    where = plan.where
+    first = problem_of(case, where, SEED, plan.capture)
     bytes_per_set = sum(x.nbytes for x in first.tensors.values())
     wanted = input_sets(bytes_per_set, where)
     if where.type == "cuda":
         free, _ = torch.cuda.mem_get_info(where)
         wanted = max(1, min(wanted, int(_INPUT_SHARE * free) // bytes_per_set))
-    return [first, *(make_problem(case, where, SEED + i) for i in range(1, wanted))]
+    return [first, *(problem_of(case, where, SEED + i, plan.capture) for i in range(1, wanted))]
 
 
 def _checked(peers: Sequence[Peer], problems: Sequence[Problem], plan: Plan) -> list[_Contender]:
-    """Every implementation held to the oracle; none serves a case that the operator itself refuses."""
+    """Every implementation held to the oracle; none serves a case that the operator itself refuses, or to which not
+    even the oracle has an answer."""
     try:
         want = oracle(problems[0])
     except (InvalidValue, InvalidType) as e:
         return [_Contender(peer, [], {}, status=f"unsupported({_first_line(e)})") for peer in peers]
+    if not all(bool(x.isfinite().all()) for x in want.values()):
+        why = "unsupported(the oracle's own answer holds NaN or infinity)"
+        return [_Contender(peer, [], {}, status=why) for peer in peers]
     return [_check(peer, problems, want, plan) for peer in peers]
 
 
@@ -156,7 +174,7 @@ def _check(peer: Peer, problems: Sequence[Problem], want: dict[str, Tensor], pla
         with torch.no_grad():
             contender.bound = [peer.bind(p) for p in problems]
             got, contender.peak_bytes = _first_answer(contender.bound[0], problems[0], plan.where)
-        contender.rel_err = {name: relative_error(x, want[name]) for name, x in got.items()}
+        contender.rel_err = {name: relative_error(x, want[name]) for name, x in problems[0].owned(got).items()}
         contender.status = judge(contender.rel_err, plan.suite.max_rel_err)
     except torch.cuda.OutOfMemoryError:
         contender.status = "oom"
@@ -218,7 +236,7 @@ def floor_us(problem: Problem, where: torch.device, datasheet: bool = False) -> 
 def _record(
     c: _Contender,
     timing: Timing | None,
-    case: PrefillCase | StepCase,
+    case: Case,
     problem: Problem,
     plan: Plan,
     stamp: dict[str, Any],

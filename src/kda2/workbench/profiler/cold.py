@@ -1,7 +1,7 @@
 """The first call of a new process: empty kernel caches, CUDA initialised, modules imported, inputs made.
 
-`python -m kda2.workbench.profiler.cold` is the child; it reads {op, case, impl, device} as JSON from stdin and prints
-what it measured as its last line.
+`python -m kda2.workbench.profiler.cold` is the child; it reads {op, case, impl, device, capture} as JSON from stdin and
+prints what it measured as its last line.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from kda2.workbench.profiler import bench, environment
 from kda2.workbench.profiler.peers import OWN, find
-from kda2.workbench.profiler.problems import make_problem, oracle, relative_error
+from kda2.workbench.profiler.problems import oracle, relative_error
 from kda2.workbench.records import BenchRecord
 
 TIMEOUT_S = 570.0
@@ -34,7 +35,8 @@ def run(plan: bench.Plan, say: Callable[[str], None]) -> Iterator[BenchRecord]:
     for raw in plan.cases:
         case = bench.typed_case(plan.suite.op, raw)
         for peer in peers:
-            task = {"op": plan.suite.op, "case": raw, "impl": peer.name, "device": str(plan.where)}
+            task: dict[str, Any] = {"op": plan.suite.op, "case": raw, "impl": peer.name, "device": str(plan.where)}
+            task["capture"] = None if plan.capture is None else str(plan.capture)
             result = _in_new_process(task)
             limit = plan.suite.max_rel_err
             status = result.get("status") or bench.judge(result["rel_err"], limit)
@@ -73,7 +75,8 @@ def _in_new_process(task: dict[str, Any]) -> dict[str, Any]:
 
 def _child(task: dict[str, Any]) -> dict[str, Any]:
     where = torch.device(task["device"])
-    problem = make_problem(bench.typed_case(task["op"], task["case"]), where, bench.SEED)
+    case, capture = bench.typed_case(task["op"], task["case"]), task["capture"]
+    problem = bench.problem_of(case, where, bench.SEED, None if capture is None else Path(capture))
     want = oracle(problem)  # before the clock: it also initialises the device and its libraries
     bound = find(task["impl"]).bind(problem)
     with torch.no_grad():
@@ -82,7 +85,7 @@ def _child(task: dict[str, Any]) -> dict[str, Any]:
         result = bound.call()
         _synchronize(where)
         seconds = time.perf_counter() - start
-        got = bound.read(result)
+        got = problem.owned(bound.read(result))
     return {
         "first_call_us": seconds * 1e6,
         "rel_err": {name: float(f"{relative_error(x, want[name]):.4g}") for name, x in got.items()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 import kda2
 from kda2.ops.kda import spec
 from kda2.testing import error
-from kda2.workbench.profiler.suites import GateRegime
+from kda2.workbench.profiler.suites import GateRegime, MadeRegime
 
 LOWER_BOUND = -5.0
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -61,20 +61,52 @@ class _Case(BaseModel):
         return tensors
 
 
-class PrefillCase(_Case):
-    """Whole sequences: one is a dense call, several are packed. `state` says which states go in and come out."""
-
+class _Sequences(_Case):
     seqlens: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    state: Literal["fp32-in-out", "none"] = "fp32-in-out"
 
     @property
     def tokens(self) -> int:
         return sum(self.seqlens)
 
 
+class PrefillCase(_Sequences):
+    """Whole sequences: one is a dense call, several are packed. `state` says which states go in and come out."""
+
+    gate: MadeRegime
+    state: Literal["fp32-in-out", "none"] = "fp32-in-out"
+
+
+class CaptureFacts(BaseModel):
+    """What a record says of a captured call: the first 12 digits of its file's SHA-256, and its options. `packed` has
+    offsets, `tail` is the number of tokens past the last of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: str = Field(pattern="^[0-9a-f]{12}$")
+    gate: Literal["log", "softplus", "bounded"]
+    lower_bound: float | None
+    scale: float
+    qk_l2norm: bool
+    beta_sigmoid: bool
+    allow_neg_eigval: bool
+    state_layout: Literal["kv", "vk"]
+    packed: bool
+    tail: int
+    g_dtype: Literal["bf16", "fp16", "fp32"]
+
+
+class CapturedCase(_Sequences):
+    """A call that a model made. `state` gives the initial state's dtype (else the final one's) and the ways it goes."""
+
+    gate: Literal["captured"]
+    state: str = Field(pattern="^none$|^(bf16|fp16|fp32)(-in)?(-out)?$")
+    capture: CaptureFacts
+
+
 class StepCase(_Case):
     """One token for each of `batch` sequences, the state updated in place."""
 
+    gate: MadeRegime
     batch: int = Field(gt=0)
     state_dtype: Literal["fp32", "bf16"] = "fp32"
 
@@ -83,40 +115,72 @@ class StepCase(_Case):
         return self.batch
 
 
+Case = PrefillCase | CapturedCase | StepCase
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call is told beside its tensors; by default what the suites have."""
+
+    scale: float
+    output_final_state: bool
+    gate: Literal["log", "softplus", "bounded"] = "bounded"
+    lower_bound: float | None = LOWER_BOUND
+    qk_l2norm: bool = True
+    beta_sigmoid: bool = True
+    allow_neg_eigval: bool = False
+    state_layout: Literal["kv", "vk"] = "kv"
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A case on a device: its tensors by name, the options kda2's call takes, and its outputs' shapes.
+    """A case on a device: its tensors by name, its options, and its outputs' shapes.
 
-    `tensors` holds q, k, v, g, beta, A_log, dt_bias, and initial_state [N, HV, K, V] and cu_seqlens int32 where the
-    case has them; for a step `state` [B, HV, K, V] instead.
+    `tensors` holds q, k, v, g, beta, and A_log, dt_bias, initial_state (in the layout of the options) and cu_seqlens
+    where the case has them; for a step `state` [B, HV, K, V] instead.
     """
 
-    case: PrefillCase | StepCase
+    case: Case
     tensors: Mapping[str, Tensor]
-    scale: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", self.case.k**-0.5)
+    options: Options
 
     @property
     def gate(self) -> kda2.Gate:
-        return kda2.Gate.bounded(self.tensors["A_log"], self.tensors["dt_bias"], LOWER_BOUND)
+        o = self.options
+        return kda2.Gate(o.gate, self.tensors.get("A_log"), self.tensors.get("dt_bias"), o.lower_bound)
+
+    @property
+    def call_options(self) -> dict[str, Any]:
+        """The options by the names that kda2's calls have for them, but for the final state."""
+        o = self.options
+        return {
+            "gate": self.gate, "scale": o.scale, "qk_l2norm": o.qk_l2norm, "beta_sigmoid": o.beta_sigmoid,
+            "allow_neg_eigval": o.allow_neg_eigval, "state_layout": o.state_layout,
+        }  # fmt: skip
 
     @property
     def costs(self) -> dict[str, int]:
         """`flops` of the recurrence and `bytes` of every input and output once, states included."""
         case = {**self.case.model_dump(), "heads": self.case.value_heads, "qk_heads": self.case.heads}
+        if isinstance(self.case, CapturedCase):
+            case["g_dtype"] = self.case.capture.g_dtype
         return {"flops": spec.flops(case), "bytes": spec.bytes_moved(case)}
+
+    def owned(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs without the tokens that belong to no sequence: what stands there is everybody's own affair."""
+        packed = "cu_seqlens" in self.tensors
+        return {name: x[:, : self.case.tokens] if packed and name == "o" else x for name, x in outputs.items()}
 
 
 def make_problem(case: PrefillCase | StepCase, where: torch.device, seed: int) -> Problem:
     """The problem of a case, the same for the same seed and kind of device."""
     generator = torch.Generator(device=where).manual_seed(seed)
+    scale = case.k**-0.5
     if isinstance(case, StepCase):
         tensors = case.make((case.batch,), where, generator)
         shape = (case.batch, case.value_heads, case.k, case.v)
         state = torch.randn(shape, generator=generator, device=where)
-        return Problem(case, tensors | {"state": state.to(DTYPES[case.state_dtype])})
+        return Problem(case, tensors | {"state": state.to(DTYPES[case.state_dtype])}, Options(scale, True))
     tensors = case.make((1, case.tokens), where, generator)
     if len(case.seqlens) > 1:
         offsets = torch.tensor([0, *case.seqlens]).cumsum(0)
@@ -124,19 +188,19 @@ def make_problem(case: PrefillCase | StepCase, where: torch.device, seed: int) -
     if case.state == "fp32-in-out":
         shape = (len(case.seqlens), case.value_heads, case.k, case.v)
         tensors["initial_state"] = torch.randn(shape, generator=generator, device=where)
-    return Problem(case, tensors)
+    return Problem(case, tensors, Options(scale, output_final_state=case.state != "none"))
 
 
 def oracle(problem: Problem) -> dict[str, Tensor]:
     """o and the final state [N, HV, K, V], in fp64, by the token recurrence."""
     wide = {name: x.double() if x.is_floating_point() else x for name, x in problem.tensors.items()}
-    return kda2_outputs(Problem(problem.case, wide), "reference")
+    return problem.owned(kda2_outputs(replace(problem, tensors=wide), "reference"))
 
 
 def kda2_outputs(problem: Problem, impl: str) -> dict[str, Tensor]:
-    """o and the final state of kda2's own call on the problem; a step's state is left as it was."""
+    """o and the final state [N, HV, K, V] of kda2's own call on the problem; a step's state is left as it was."""
     t = problem.tensors
-    options: dict[str, Any] = {"gate": problem.gate, "qk_l2norm": True, "beta_sigmoid": True, "impl": impl}
+    options = problem.call_options | {"impl": impl}
     tokens = (t["q"], t["k"], t["v"], t["g"], t["beta"])
     with torch.no_grad():
         if isinstance(problem.case, StepCase):
@@ -147,7 +211,7 @@ def kda2_outputs(problem: Problem, impl: str) -> dict[str, Tensor]:
             **options,
         )  # fmt: skip
     assert final is not None
-    return {"o": o, "state": final}
+    return {"o": o, "state": final.mT if problem.options.state_layout == "vk" else final}
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

@@ -13,10 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from kda2.errors import InvalidValue
 from kda2.workbench.profiler.environment import checkout
 
-GateRegime = Literal["strong", "weak", "mixed", "none"]
+# Gates that a suite can make, and those of a call as a model made it.
+MadeRegime = Literal["strong", "weak", "mixed", "none"]
+GateRegime = Literal["strong", "weak", "mixed", "none", "captured"]
+MADE_REGIMES: tuple[str, ...] = get_args(MadeRegime)
 REGIMES: tuple[str, ...] = get_args(GateRegime)
 # Records of test runs, which stand beside those of suites.
 GPU_TESTS = "gpu-tests.jsonl"
+# The suite of captured calls: its cases are files that only their owner has.
+CAPTURED = "captured"
 
 
 class Suite(BaseModel):
@@ -31,7 +36,7 @@ class Suite(BaseModel):
     op: Literal["kda", "kda_step"]
     samples: int = Field(default=200, ge=1)
     impls: tuple[str, ...] = Field(min_length=1)
-    gates: tuple[GateRegime, ...] = Field(default=("strong", "weak"), min_length=1)
+    gates: tuple[MadeRegime, ...] = Field(default=("strong", "weak"), min_length=1)
     max_rel_err: float = Field(gt=0)
     defaults: dict[str, Any] = Field(default_factory=dict)
     case: tuple[dict[str, Any], ...] = Field(min_length=1)
@@ -67,14 +72,18 @@ def load_suite(name: str) -> Suite:
     """Read and check a suite."""
     path = find_suite(name)
     try:
-        return Suite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        suite = Suite.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, ValueError) as e:
         raise InvalidValue("suite", "a valid suite file", f"{path}: {e}") from e
+    if suite.suite == CAPTURED:
+        raise InvalidValue("suite", f"of another name than {CAPTURED!r}, which captured calls have", str(path))
+    return suite
 
 
 def case_name(case: dict[str, Any]) -> str:
     """A short name to select cases by, e.g. "H64-8x1024-strong", "H96-1300+547+2048-weak", "H32-B256-bf16-strong".
-    What differs from the shipped suites' defaults follows: "H4-1024-weak-HV8-K64-V64-fp32-state-none"."""
+    What differs from the shipped suites' defaults follows: "H4-1024-weak-HV8-K64-V64-fp32-state-none". A captured call
+    ends in the hash of its file: "H4-1024-captured-3fa2b1c09d11"."""
     if "batch" in case:
         shape = f"B{case['batch']}-{case.get('state_dtype', 'fp32')}"
     else:
@@ -98,6 +107,8 @@ def _unusual(case: dict[str, Any]) -> Iterator[str]:
         value = case.get(field)
         if value is not None and value != usual:
             yield text.format(value)
+    if "capture" in case:
+        yield case["capture"]["sha256"]
 
 
 def select(cases: Sequence[dict[str, Any]], pattern: str | None) -> list[dict[str, Any]]:

@@ -1,79 +1,118 @@
-"""The child of `verify_candidate`: a task as JSON on stdin, one JSON line for each family judged on stdout."""
+"""The child process of the verifier: {"ready": true} once it can start, then tasks come as JSON lines on stdin, answers
+go as JSON lines to stdout, and after each task {"done": true}. Whatever else runs here prints to stderr, and reads
+nothing."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import io
 import json
-import math
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
-import kda2
-from kda2.contract import KernelConfig
-from kda2.testing import FAMILIES, Comparison, Problem, Verdict, checked, verify, verify_call
-from kda2.testing.oracle import Outputs
+from kda2 import device
+from kda2.testing import FAMILIES, Problem, stage_inputs
 from kda2.workbench.capture import Capture
-from kda2.workbench.verifier.numerics import CAPTURE
+from kda2.workbench.verifier.code import Builder
+from kda2.workbench.verifier.foreign import inputs_of
+from kda2.workbench.verifier.latency import measure
+from kda2.workbench.verifier.numerics import judge
+from kda2.workbench.verifier.process import MARK, WHERE, end_descendants
+from kda2.workbench.verifier.subject import Subject
+
+Answers = Iterator[dict[str, Any]]
 
 
-def runner(impl: str, configs: dict[str, dict[str, int]] | None) -> Callable[..., Outputs]:
-    """The candidate as a function of `kda2.kda`'s arguments."""
-    if configs is None:
-        return partial(kda2.kda, impl=impl)
-    from kda2.ops.kda import triton
+def _code(builder: Builder, task: Mapping[str, Any]) -> Answers:
+    """L0 to L2 of a subject: an answer {"verdict"} for each, {"phase"} before what may not come back."""
+    subject = Subject.from_plain(task["subject"])
+    capture = Capture.load(Path(task["capture"])) if task["capture"] is not None else None
 
-    chosen = {stage: KernelConfig.from_dict(config) for stage, config in configs.items()}
-    return lambda **kwargs: triton.kda(checked(kwargs), chosen)
+    def inputs() -> dict[str, Any]:
+        if capture is not None and subject.stage is None:
+            return inputs_of(capture.to(task["device"]).kwargs)
+        sizes = {name: x for name, x in task["sizes"].items() if name != "dtype"}
+        dtype = getattr(torch, task["sizes"].get("dtype", "bfloat16"))
+        kwargs = FAMILIES["random"].build(Problem(**sizes, dtype=dtype, device=task["device"], seed=task["seed"]))
+        if subject.stage is None:
+            return inputs_of(kwargs)
+        return dict(stage_inputs(subject.stage, kwargs))
 
-
-def plain(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as evidence: per quantity the error, its limit and the worst element; JSON without infinities."""
-    return {
-        "ok": verdict.ok,
-        "margin": _finite(verdict.margin),
-        "quantities": {c.quantity: _comparison(c) for c in verdict.comparisons},
-    }
-
-
-def _comparison(c: Comparison) -> dict[str, Any]:
-    return {
-        "ok": c.ok,
-        "relative_l2": _finite(c.relative_l2),
-        "limit": c.limit,
-        "worst": str(c.worst) if c.worst is not None else None,
-        "worst_rms_off": _finite(c.worst.rms_off) if c.worst is not None else None,
-        "element_limit": c.element_limit,
-        "says": c.explain(),
-    }
+    for found in builder.judge(subject, task["arch"], capture, inputs):
+        yield {"phase": found} if isinstance(found, str) else {"verdict": found.model_dump(mode="json")}
 
 
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
+def _leave_with_parent(parent: int, silence_s: float) -> None:
+    """A parent that was killed cannot end its children: they look for themselves, and end what they have started too.
+    One that native code does not let look leaves some time after its parent would have given it up."""
+    mark = os.environ.get(MARK, "")
+
+    def look() -> None:
+        while os.getppid() == parent:
+            faulthandler.dump_traceback_later(silence_s + 60.0, exit=True, file=2)
+            time.sleep(1.0)
+        if mark and os.getpgrp() == os.getpid():
+            end_descendants(os.getpid(), mark)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def _own_pipes() -> tuple[TextIO, TextIO]:
+    """Tasks and answers, out of the reach of what prints to stdout or reads stdin."""
+    tasks, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what it said last is not lost with it
+    return tasks, answers
 
 
 def main() -> None:
-    task = json.load(sys.stdin)
-    # what kernels or libraries print must not mix with the answers
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    run = runner(task["impl"], task["configs"])
+    faulthandler.enable()  # a crash says at which line of the kernel it was
+    if WHERE is not None:
+        faulthandler.register(WHERE)
+    _leave_with_parent(int(sys.argv[1]), float(sys.argv[2]))
+    tasks, answers = _own_pipes()
+    builder = Builder()
+    kinds: dict[str, Callable[[Mapping[str, Any]], Answers]] = {
+        "code": lambda task: _code(builder, task),
+        "numerics": judge,
+        "latency": measure,
+    }
+    with _mended(), torch.no_grad():
+        print(json.dumps({"ready": True}), file=answers, flush=True)
+        for line in tasks:
+            task = json.loads(line)
+            for answer in _answered(kinds[task["kind"]], task):
+                print(json.dumps(answer), file=answers, flush=True)
 
-    def answer(name: str, verdict: Verdict) -> None:
-        print(json.dumps({"name": name, "result": plain(verdict)}), file=answers, flush=True)
 
-    with torch.no_grad():
-        capture = Capture.load(Path(task["capture"])).to(task["device"])
-        if task["tokens"] is not None:
-            capture = capture.first(task["tokens"])
-        answer(CAPTURE, verify_call(run, CAPTURE, capture.kwargs))
-        problem = Problem(**task["sizes"], device=task["device"], seed=task["seed"])
-        for name in task["families"]:
-            answer(name, verify(run, FAMILIES[name], problem))
+def _mended() -> contextlib.AbstractContextManager[None]:
+    """Triton's interpreter as files need it, if it is on: right about bf16, and without timing on a GPU."""
+    if not device.interpreted() or find_spec("triton") is None:
+        return contextlib.nullcontext()
+    import kda2.backends.triton  # noqa: F401 - mends it when imported
+    from kda2.workbench.verifier.recorder import untuned
+
+    return untuned()
+
+
+def _answered(judge: Callable[[Mapping[str, Any]], Answers], task: Mapping[str, Any]) -> Answers:
+    try:
+        yield from judge(task)
+    except OSError as e:  # of the machine, as a full disk: it says nothing of the subject
+        yield {"machine": {"errno": e.errno, "strerror": e.strerror or str(e), "filename": e.filename}}
+    yield {"done": True}
 
 
 if __name__ == "__main__":

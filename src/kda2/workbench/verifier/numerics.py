@@ -1,122 +1,190 @@
-"""Numerics of one candidate, in a child process: a crash, a hang or a poisoned device costs that candidate alone."""
+"""L3 and L4 in the child: a subject on the captured call and on every probe family, each held to the fp64 oracle.
+
+Fresh memory is NaN while the subject runs, and its inputs are hashed before and after.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
-from kda2.workbench.records import Verdict
+import torch
+from torch import Tensor
+
+from kda2.testing import (
+    FAMILIES,
+    STAGES,
+    Comparison,
+    Problem,
+    Verdict,
+    diagnose,
+    poisoned_memory,
+    verify,
+    verify_call,
+    verify_stage,
+)
+from kda2.testing.oracle import Outputs
+from kda2.testing.verify import expected
+from kda2.workbench.capture import Capture
+from kda2.workbench.verifier.foreign import BadOutput, Changed, named_outputs, needs_gpu, prepare_once, raised
+from kda2.workbench.verifier.subject import Subject, kernel_of, runner
 
 CAPTURE = "captured call"
-TIMEOUT_S = 600.0
+# How a probe ended without numbers to compare. `BROKEN`: the judge itself failed.
+REFUSED, RAISED, NEEDS_GPU, CHANGED, BROKEN = "refused", "raised", "needs a GPU", "changed", "broken"
+# Failed probes that are diagnosed: a kernel that is wrong everywhere is wrong in one way.
+MOST_DIAGNOSED = 3
+INPUTS = "inputs"  # the quantity under which changed inputs are told
+_CUDA_ERROR = "CUDA error"
+Run = Callable[..., Any]
+Probe = Callable[[str], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Task:
-    """What a child is to judge. `configs` maps stages to configurations, None for the shipped ones; `tokens` cuts the
-    captured call, None for all of it; `sizes` are fields of `kda2.testing.Problem` for the families."""
-
-    impl: str
-    configs: Mapping[str, Mapping[str, int]] | None
-    capture: str
-    tokens: int | None
-    families: tuple[str, ...]
-    sizes: Mapping[str, int]
-    device: str
-    seed: int
-    interpreted: bool
+class _Raised(Exception):
+    """What the subject raised is this one's cause."""
 
 
-def verify_candidate(task: Task, heard: Callable[[str], None], children: set[subprocess.Popen[str]]) -> Verdict:
-    """Judge a candidate: L3 on the CPU, L4 on a GPU. `heard` is told the name of each family when its turn comes.
-
-    The child is in `children` while it runs, so that whoever stops the run can end it.
-    """
-    stage: Literal["L3", "L4"] = "L4" if task.device.startswith("cuda") else "L3"
-    start = time.perf_counter()
-    results: dict[str, Any] = {}
-    with tempfile.TemporaryFile("w+", errors="replace") as words:
-        child = _start(task, words)
-        children.add(child)
-        try:
-            late = _listen(child, task, heard, results)
-        finally:
-            child.kill()
-            child.wait()
-            children.discard(child)
-        words.seek(0)
-        said = [line for line in words.read().splitlines() if line.strip()]
-    missing = [name for name in (CAPTURE, *task.families) if name not in results]
-    evidence: dict[str, Any] = {"families": results, "seed": task.seed, "on": _where(task)}
-    if missing:
-        end = f"no answer within {TIMEOUT_S:g} s" if late else _end(child.returncode, said)
-        evidence["ended"] = f"the process ended before {missing[0]!r}: {end}"
-    ok = not missing and all(r["ok"] for r in results.values())
-    return Verdict(
-        stage=stage, outcome="pass" if ok else "fail", evidence=evidence, seconds=round(time.perf_counter() - start, 3)
-    )
-
-
-def _listen(child: subprocess.Popen[str], task: Task, heard: Callable[[str], None], results: dict[str, Any]) -> bool:
-    """Take in the child's answers; whether it was given up on."""
-    late = threading.Event()
-
-    def give_up() -> None:
-        late.set()
-        child.kill()
-
-    watchdog = threading.Timer(TIMEOUT_S, give_up)
-    watchdog.start()
+def judge(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """An answer {"name", "result"} for each probe of the task."""
+    subject = Subject.from_plain(task["subject"])
+    sizes = dict(task["sizes"])
+    dtype = getattr(torch, sizes.pop("dtype", "bfloat16"))
+    problem = Problem(**sizes, dtype=dtype, device=task["device"], seed=task["seed"])
     try:
-        for name, result in _answers(child):
-            heard(name)
-            results[name] = result
-        if len(results) <= len(task.families):
-            child.wait()  # how it ends is the evidence: it must not be killed before
-    finally:
-        watchdog.cancel()
-    return late.is_set()
+        # what the file takes from torch by name must be the poisoned kind
+        with poisoned_memory():
+            probe = _stage_probe(subject, problem) if subject.stage else _call_probe(subject, problem, task)
+    except (Exception, SystemExit) as e:
+        yield {"name": task["probes"][0], "result": _without_numbers(e, subject, "importing it raised")}
+        return
+    for name in task["probes"]:
+        result = _judged(probe, name, subject)
+        yield {"name": name, "result": result}
+        if _CUDA_ERROR in result.get("says", ""):
+            return  # nothing runs on this device any more: what follows would say no more of the kernel
 
 
-def _end(code: int, said: Sequence[str]) -> str:
-    """How a child ended: the signal, if one killed it, and its last words."""
-    killed = [f"killed by signal {-code}"] if code < 0 else []
-    words = [said[-1][:500]] if said else []
-    return ", ".join(killed + words) or "no message"
+def _judged(probe: Probe, name: str, subject: Subject) -> dict[str, Any]:
+    try:
+        return probe(name)
+    except _Raised as e:
+        return _without_numbers(e.__cause__ or e, subject, "it raised")
+    except Exception as e:
+        if _CUDA_ERROR in str(e):  # which a wild write of the kernel's left for the next who asks the device
+            return _without_numbers(e, subject, "it left the GPU with")
+        return _ended(BROKEN, f"the judge failed, which says nothing of the kernel: {raised(e, None)}")
 
 
-def _where(task: Task) -> str:
-    cut = f", first {task.tokens} tokens of the capture" if task.tokens is not None else ", the whole capture"
-    return (f"{task.device}, Triton's interpreter" if task.interpreted else task.device) + cut
+def _without_numbers(e: BaseException, subject: Subject, how: str) -> dict[str, Any]:
+    says = f"{how} {raised(e, subject.file)}"
+    if isinstance(e, Changed):
+        return _ended(CHANGED, str(e))
+    if isinstance(e, BadOutput):
+        return _ended(RAISED, str(e))
+    if isinstance(e, NotImplementedError):
+        return _ended(REFUSED, f"it refuses this call: {raised(e, subject.file)}")
+    return _ended(NEEDS_GPU if needs_gpu(e, subject.file) else RAISED, says)
 
 
-def _start(task: Task, words: IO[str]) -> subprocess.Popen[str]:
-    env = os.environ | {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1" if task.interpreted else "0"}
-    path = [str(Path(__file__).parents[3]), *filter(None, [env.get("PYTHONPATH")])]
-    child = subprocess.Popen(
-        [sys.executable, "-W", "ignore::RuntimeWarning", "-m", "kda2.workbench.verifier.child"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, text=True,
-        env=env | {"PYTHONPATH": os.pathsep.join(path)},
-    )  # fmt: skip
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(asdict(task)))
-    child.stdin.close()
-    return child
+def _ended(how: str, says: str) -> dict[str, Any]:
+    return {"ok": False, "margin": None, "quantities": {}, "ended": how, "says": says}
 
 
-def _answers(child: subprocess.Popen[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    assert child.stdout is not None
-    for line in child.stdout:
-        if not line.endswith("\n"):  # it was killed while it wrote
-            break
-        answer = json.loads(line)
-        yield answer["name"], answer["result"]
+def _call_probe(subject: Subject, problem: Problem, task: Mapping[str, Any]) -> Probe:
+    """Probes of a subject that computes the whole operator."""
+    run, last = _kept(runner(subject))
+    failed = 0
+
+    def probe(name: str) -> dict[str, Any]:
+        nonlocal failed
+        if name == CAPTURE:
+            verdict = verify_call(run, CAPTURE, _captured(task))
+        else:
+            verdict = verify(run, FAMILIES[name], problem)
+        found = plain(verdict)
+        if not verdict.ok:
+            failed += 1
+            if failed <= MOST_DIAGNOSED:
+                with contextlib.suppress(Exception):  # the verdict stands without words
+                    # fresh: it may have written into its inputs
+                    kwargs = _captured(task) if name == CAPTURE else FAMILIES[name].build(problem)
+                    found["says"] = _says(verdict, last[-1], kwargs, name)
+        return found
+
+    return probe
+
+
+def _says(verdict: Verdict, got: Outputs, kwargs: Mapping[str, Any], name: str) -> str:
+    """What is wrong, in words: with the outputs, then with what happened to the inputs."""
+    outputs = [c for c in verdict.comparisons if c.quantity != INPUTS]
+    spoilt = [c.mismatch for c in verdict.comparisons if c.quantity == INPUTS]
+    says = [f"It wrote into its inputs ({words}); they belong to the caller." for words in spoilt]
+    if not all(c.ok for c in outputs):
+        says.append(diagnose(got, expected(kwargs), kwargs, name, outputs))
+    return " ".join(says)
+
+
+def _kept(run: Run) -> tuple[Run, list[Any]]:
+    """`run` amid poisoned memory, and a list that holds what it returned last. Raises `_Raised`."""
+    last: list[Any] = []
+
+    def keeping(**kwargs: Any) -> Any:
+        last.clear()
+        try:
+            with poisoned_memory():
+                got = run(**kwargs)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # its faults are raised here, not in the judge
+        except (Exception, SystemExit) as e:
+            raise _Raised from e
+        last.append(got)
+        return got
+
+    return keeping, last
+
+
+def _captured(task: Mapping[str, Any]) -> Mapping[str, Any]:
+    capture = Capture.load(Path(task["capture"])).to(task["device"])
+    return (capture if task["tokens"] is None else capture.first(task["tokens"])).kwargs
+
+
+def _stage_probe(subject: Subject, problem: Problem) -> Probe:
+    """Probes of a subject that computes one stage."""
+    assert subject.stage is not None
+    kernel, stage, prepared = kernel_of(subject), subject.stage, set[Any]()
+    names = tuple(t.name for t in STAGES[stage].outputs)
+
+    def stage_kernel(**inputs: Any) -> dict[str, Tensor]:
+        prepare_once(kernel, inputs, prepared)
+        return named_outputs(kernel.run(**inputs), names)
+
+    run, _ = _kept(stage_kernel)
+    return lambda name: plain(verify_stage(run, stage, name, problem))
+
+
+def plain(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as evidence: per quantity the error, its limit and the worst element; JSON without infinities."""
+    return {
+        "ok": verdict.ok,
+        "margin": _finite(verdict.margin),
+        "quantities": {c.quantity: _comparison(c) for c in verdict.comparisons},
+    }
+
+
+def _comparison(c: Comparison) -> dict[str, Any]:
+    return {
+        "ok": c.ok,
+        "relative_l2": _finite(c.relative_l2),
+        "limit": c.limit,
+        "worst": str(c.worst) if c.worst is not None else None,
+        "worst_rms_off": _finite(c.worst.rms_off) if c.worst is not None else None,
+        "element_limit": c.element_limit,
+        "says": c.explain(),
+    }
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None

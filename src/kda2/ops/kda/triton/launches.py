@@ -20,7 +20,6 @@ from kda2.ops.kda.triton.step import kda_step
 from kda2.ops.kda.triton.tuning import (
     Configs,
     anchored_block,
-    candidate_configs,
     default_configs,
     padded,
     precision,
@@ -56,11 +55,6 @@ def key_of(call: Call) -> dict[str, Any]:
     """The tuning key of a prefill call."""
     tile_precision = precision(call.q.dtype, call.options.allow_neg_eigval)
     return tuning_key(call.q.shape[-1], call.v.shape[-1], tile_precision, anchored_block(call.options, tile_precision))
-
-
-def candidates(call: Call) -> list[dict[str, KernelConfig]]:
-    """Configurations worth trying for a call, the shipped one first."""
-    return candidate_configs(key_of(call))
 
 
 def launches(call: Call, configs: Configs | None = None) -> list[Launch]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,22 +44,15 @@ def default_configs(key: Mapping[str, Any]) -> dict[str, KernelConfig]:
     return {stage: lookup("kda", "triton", stage, key) for stage in STAGES}
 
 
-def candidate_configs(key: Mapping[str, Any]) -> list[dict[str, KernelConfig]]:
-    """A handful of configurations around the shipped one, the shipped one first."""
-    base = default_configs(key)
-    variants = [base]
-    for stage, field, value in (
-        ("prepare", "BT", base["prepare"].tiles["BT"] // 2),
-        ("prepare", "BK", 2 * base["prepare"].tiles["BK"]),
-        ("state", "num_stages", 1 + base["state"].num_stages),
-        ("state", "BV", max(16, base["state"].tiles["BV"] // 2)),
-        ("output", "BV", max(16, base["output"].tiles["BV"] // 2)),
-    ):
-        variants.append({**base, stage: _with(base[stage], field, value)})
-    return variants
+def space(key: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What each stage may be built with, by field; the chunk length BT of `prepare` holds for all three.
 
-
-def _with(config: KernelConfig, field: str, value: int) -> KernelConfig:
-    if field in config.tiles:
-        return replace(config, tiles={**config.tiles, field: value})
-    return replace(config, num_stages=value)
+    Chunks have at most 32 tokens: longer ones take wgmma, which ptxas 12.8 miscompiles (see CONTRIBUTING.md).
+    """
+    K, V = (tuple(n for n in (16, 32, 64, 128, 256) if n <= key[axis]) for axis in "KV")
+    warps, depths = (1, 2, 4, 8), (1, 2, 3, 4)
+    return {
+        "prepare": {"BT": (16, 32), "BK": K, "BV": V, "num_warps": warps, "num_stages": depths},
+        "state": {"BV": V, "num_warps": warps, "num_stages": depths},
+        "output": {"BK": K, "BS": K, "BV": V, "num_warps": warps, "num_stages": depths},
+    }

@@ -1,4 +1,4 @@
-"""Captures: what a layer called kda2 with, kept and read back exactly, its gate described in numbers."""
+"""Captures: what a layer called kda2 with, kept whole or not at all, read back exactly, its gate in numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import kda2
 from kda2.errors import InvalidValue
 from kda2.testing import Problem, make
 from kda2.workbench import capture as captures
-from kda2.workbench.capture import Capture
+from kda2.workbench.capture import Capture, call
 
 
 @pytest.mark.parametrize("gate", ["softplus", "bounded"])
@@ -146,32 +146,6 @@ def test_a_call_that_kda2_refuses_is_no_capture() -> None:
         Capture({**kwargs, "v": kwargs["v"][:, :3]})
 
 
-def test_what_is_recorded_stays_as_it_was() -> None:
-    """Models write their next inputs over the last ones, and learn."""
-    kwargs = make(Problem(T=3, gate="softplus"))
-    before = {name: x.clone() for name, x in kwargs.items() if isinstance(x, torch.Tensor)}
-    gate = kwargs["gate"]
-    A_log, dt_bias = gate.A_log.clone(), gate.dt_bias.clone()
-    with captures.recording() as calls:
-        kda2.kda(**kwargs)
-    for x in (*(kwargs[name] for name in before), gate.A_log, gate.dt_bias):
-        x.zero_()
-    assert {"q", "k", "v", "g", "beta", "initial_state"} <= before.keys()
-    for name, x in before.items():
-        assert torch.equal(calls[0].kwargs[name], x), name
-    assert torch.equal(calls[0].gate.A_log, A_log) and torch.equal(calls[0].gate.dt_bias, dt_bias)
-
-
-def test_a_call_that_raises_is_not_recorded() -> None:
-    kwargs = make(Problem(T=3))
-    with captures.recording() as calls:
-        with pytest.raises(InvalidValue, match="impl must be"):
-            kda2.kda(**kwargs, impl="nothing")
-        with pytest.raises(InvalidValue, match="v must be"):
-            kda2.kda(**{**kwargs, "v": kwargs["v"][:, :2]})
-    assert calls == []
-
-
 def test_a_capture_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "c.safetensors").mkdir()
     with pytest.raises(OSError, match="a capture cannot be written") as e:
@@ -179,10 +153,33 @@ def test_a_capture_that_cannot_be_written_names_its_file(tmp_path: Path) -> None
     assert e.value.filename == str(tmp_path / "c.safetensors")
 
 
-def test_recording_ends() -> None:
-    original = kda2.kda
-    with captures.recording() as calls:
-        kda2.kda(**make(Problem(T=3)))
-    kda2.kda(**make(Problem(T=3)))
-    assert kda2.kda is original
-    assert len(calls) == 1
+def test_half_a_file_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes between: what stood there stays, and nothing stands beside it."""
+    file = tmp_path / "c.safetensors"
+    Capture(make(Problem(T=4))).save(file)
+    before = file.read_bytes()
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        Capture(make(Problem(T=5))).save(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.safetensors"]
+    assert file.read_bytes() == before
+
+
+def test_tokens_of_no_sequence_have_no_regime() -> None:
+    kwargs = make(Problem(lengths=(3, 2), tail=4, gate="log", HV=2))
+    kwargs["g"] = torch.full_like(kwargs["g"], -0.25, dtype=torch.float32)
+    kwargs["g"][:, 5:] = torch.nan
+    regime = Capture(kwargs).facts()["regime"]
+    assert regime["log_decay"]["p1"] == regime["log_decay"]["p99"] == -0.25
+    assert sum(regime["histogram"]["count"]) == kwargs["g"][:, :5].numel()
+
+
+def test_a_huge_call_is_told_from_some_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    kwargs = make(Problem(T=10, gate="log"))
+    monkeypatch.setattr(call, "_SAMPLED", kwargs["g"].numel() // 4)
+    regime = Capture(kwargs).facts()["regime"]
+    assert sum(regime["histogram"]["count"]) + regime["resets"] == kwargs["g"][:, ::4].numel()

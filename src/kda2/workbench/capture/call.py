@@ -1,27 +1,23 @@
-"""Captured calls of `kda2.kda`: recorded from a running model, kept in a safetensors file, described in numbers."""
+"""A call of `kda2.kda` as a value: kept in a safetensors file, described in numbers."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
-from collections.abc import Iterator
+import math
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
-from unittest import mock
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-import kda2
 from kda2.errors import InvalidValue
 from kda2.ops.kda.gate import RESET, Gate, log_decay
 from kda2.testing import checked
 from kda2.workbench import extras
-from kda2.workbench.profiler.environment import checkout, file_hash
+from kda2.workbench.profiler.environment import file_hash
 
 SCHEMA = 1
 TENSORS = ("q", "k", "v", "g", "beta", "initial_state", "cu_seqlens")
@@ -29,6 +25,8 @@ _LEARNED = ("A_log", "dt_bias")
 _OPTIONS = ("scale", "qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "state_layout")
 _QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _BINS = 40
+# The most gates that a regime is told from: it is written beside a running model, which waits for it.
+_SAMPLED = 1 << 24
 
 
 class _Options(BaseModel):
@@ -103,7 +101,8 @@ class Capture:
 
     def facts(self) -> dict[str, Any]:
         """Sizes, options and the gate's regime, as plain data. The half-life of a channel is the number of tokens in
-        which its state halves; quantiles and histogram are over all tokens, heads and channels."""
+        which its state halves; quantiles and histogram are over all heads and channels, and over all tokens of
+        sequences, or every n-th of them in a call of more than 16 million gates."""
         q, v = self.kwargs["q"], self.kwargs["v"]
         B, T, H, K = q.shape
         cu = self.kwargs.get("cu_seqlens")
@@ -118,14 +117,18 @@ class Capture:
         }  # fmt: skip
 
     def _regime(self) -> dict[str, Any]:
-        decay = log_decay(self.kwargs["g"], self.gate, torch.float64).flatten()
+        g, cu = self.kwargs["g"].detach().flatten(0, 1), self.kwargs.get("cu_seqlens")
+        g = g if cu is None else g[: int(cu[-1])]
+        A_log, dt_bias = (x if x is None else x.detach().cpu() for x in _learned_of(self.gate).values())
+        sample = g[:: max(1, -(-g.numel() // _SAMPLED))].cpu()
+        decay = log_decay(sample, replace(self.gate, A_log=A_log, dt_bias=dt_bias), torch.float64).flatten()
         resets = int((decay <= RESET).sum())
         decay = decay[decay > RESET]
         if not decay.numel():
             return {"resets": resets}
-        at = torch.tensor(_QUANTILES, dtype=torch.float64)
+        at = torch.tensor(_QUANTILES, dtype=torch.float64, device="cpu")
         depth = torch.quantile(decay[:: max(1, decay.numel() // 1_000_000)], at)  # quantile() takes 16 M elements
-        half_life = (-torch.log(torch.tensor(2.0, dtype=torch.float64)) / depth.clamp(max=-1e-12)).tolist()
+        half_life = (-math.log(2.0) / depth.clamp(max=-1e-12)).tolist()
         exponent = torch.log10((-decay).clamp(min=1e-12))
         counts, edges = torch.histogram(exponent.float(), bins=_BINS)
         return {
@@ -136,44 +139,35 @@ class Capture:
         }
 
     def save(self, path: Path) -> str:
-        """Write the capture; returns the file's SHA-256. Raises `OSError` with the file's name."""
+        """Write the capture, whole or not at all; returns the file's SHA-256. Raises `OSError` with the file's name."""
         tensors = {name: self.kwargs[name] for name in TENSORS if self.kwargs.get(name) is not None}
-        learned = {name: getattr(self.gate, name) for name in _LEARNED}
-        tensors |= {name: x for name, x in learned.items() if x is not None}
+        tensors |= {name: x for name, x in _learned_of(self.gate).items() if x is not None}
         about = {
             "schema": SCHEMA,
             "options": self.options(),
             "gate": {"kind": self.gate.kind, "lower_bound": self.gate.lower_bound},
             "facts": self.facts(),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files = extras.load("safetensors.torch", "a capture file")
-        refused = extras.load("safetensors", "a capture file").SafetensorError
         plain = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
-        try:
-            files.save_file(plain, path, metadata={"kda2": json.dumps(about)})
-        except refused as e:  # a full disk
-            raise OSError(None, f"a capture cannot be written ({e})", str(path)) from e
-        path.chmod(0o644)  # as the other files of a run; it comes out readable by its owner alone
-        return file_hash(path)
+        return _write_whole(plain, {"kda2": json.dumps(about)}, path)
 
     @classmethod
-    def load(cls, path: Path) -> Capture:
-        """Read what `save` wrote. Raises `InvalidValue` naming what is missing or wrong."""
+    def load(cls, path: Path, argument: str = "--inputs") -> Capture:
+        """Read what `save` wrote. Raises `InvalidValue` for `argument`, naming what is missing or wrong."""
         files = extras.load("safetensors", "a capture file")
         try:
             with files.safe_open(path, framework="pt") as f:
                 about = _About.model_validate_json((f.metadata() or {})["kda2"])
                 tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a mapping
         except FileNotFoundError as e:
-            raise InvalidValue("--inputs", "a capture file", f"{path}, which does not exist") from e
+            raise InvalidValue(argument, "a capture file", f"{path}, which does not exist") from e
         except (KeyError, ValueError, OSError, files.SafetensorError) as e:
-            fix = "captures are written by kda2 run and by Capture.save"
-            raise InvalidValue("--inputs", "a safetensors file with kda2's metadata", f"{path}: {e!r}", fix) from e
+            fix = "captures are written by kda2 capture, kda2 run and Capture.save"
+            raise InvalidValue(argument, "a safetensors file with kda2's metadata", f"{path}: {e!r}", fix) from e
         if missing := [name for name in ("q", "k", "v", "g", "beta") if name not in tensors]:
-            raise InvalidValue("--inputs", "a capture with q, k, v, g and beta", f"{path} without {missing}")
+            raise InvalidValue(argument, "a capture with q, k, v, g and beta", f"{path} without {missing}")
         if unknown := sorted(set(tensors) - {*TENSORS, *_LEARNED}):
-            raise InvalidValue("--inputs", f"a capture of {', '.join((*TENSORS, *_LEARNED))}", f"{path} with {unknown}")
+            raise InvalidValue(argument, f"a capture of {', '.join((*TENSORS, *_LEARNED))}", f"{path} with {unknown}")
         A_log, dt_bias = (tensors.pop(name, None) for name in _LEARNED)
         gate = Gate(about.gate.kind, A_log, dt_bias, about.gate.lower_bound)
         return cls({**tensors, **about.options.model_dump(), "gate": gate}, about.facts.origin)
@@ -183,65 +177,25 @@ def _named(values: list[float]) -> dict[str, float]:
     return {f"p{100 * q:g}": value for q, value in zip(_QUANTILES, values, strict=True)}
 
 
-@contextlib.contextmanager
-def recording() -> Iterator[list[Capture]]:
-    """Inside, every call of `kda2.kda` (by that name, as models write it) is also kept as a `Capture`, once it has
-    returned. Tensors are copied before the call: a model may write its next inputs over them."""
-    original = kda2.kda
-    calls: list[Capture] = []
-
-    def recorder(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options: Any) -> Any:
-        given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, **options}
-        kept = {name: _copied(x) for name, x in given.items() if name not in ("impl", "deterministic")}
-        kept.setdefault("gate", Gate.log())
-        result = original(q, k, v, g, beta, **options)
-        calls.append(Capture(kept))
-        return result
-
-    with mock.patch.object(kda2, "kda", recorder):
-        yield calls
+def _learned_of(gate: Gate) -> dict[str, Tensor | None]:
+    return {name: getattr(gate, name) for name in _LEARNED}
 
 
-def _copied(x: Any) -> Any:
-    """A tensor, or a gate with its tensors, that nothing writes to any more; anything else as it is."""
-    if isinstance(x, Tensor):
-        return x.detach().clone()
-    if isinstance(x, Gate):
-        return replace(x, A_log=_copied(x.A_log), dt_bias=_copied(x.dt_bias))
-    return x
-
-
-def from_example(tokens: int, gate: str) -> Capture:
-    """Run the example layer over its text and keep the call it makes, with a final state asked for.
-
-    The layer is an example of using kda2, so it lives with the examples and not in the package; an installed kda2
-    has no examples and needs a capture file.
-    """
-    example = _example()
+def _write_whole(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> str:
+    """Write beside `path`, and rename once the disk has all of it; returns the SHA-256."""
+    save_file = extras.load("safetensors.torch", "a capture file").save_file
+    refused = extras.load("safetensors", "a capture file").SafetensorError
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        layer, x = example.build(tokens=tokens, gate=gate)
-    except ValueError as e:
-        raise InvalidValue("--tokens", "what the example can give", f"{tokens}: {e}") from e
-    with torch.no_grad(), recording() as calls:
-        layer(x, impl="torch")
-    text = example.TEXT
-    origin = {
-        "layer": "examples/kda_layer.py, random weights, seed 0",
-        "text": text.name,
-        "text_sha256": file_hash(text),
-    }
-    return Capture({**calls[0].kwargs, "output_final_state": True}, origin)
-
-
-def _example() -> ModuleType:
-    root = checkout()
-    path = None if root is None else root / "examples" / "kda_layer.py"
-    if path is None or not path.exists():
-        raise InvalidValue(
-            "--inputs", "given, as this kda2 has no examples beside it", "nothing", "pass a capture file"
-        )
-    spec = importlib.util.spec_from_file_location("kda2_example_layer", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        save_file(tensors, part, metadata=metadata)
+        part.chmod(0o644)  # as the other files of a run; it comes out readable by its owner alone
+        with part.open("rb+") as f:
+            os.fsync(f.fileno())
+        digest = file_hash(part)
+        part.replace(path)
+    except (OSError, refused) as e:  # a full disk
+        raise OSError(None, f"a capture cannot be written ({e})", str(path)) from e
+    finally:
+        part.unlink(missing_ok=True)
+    return digest

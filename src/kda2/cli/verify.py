@@ -1,0 +1,211 @@
+"""`kda2 verify`: a kernel of one's own, or an implementation of the library, through the ladder."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+
+from kda2 import device
+from kda2.cli.common import FAILED, Json, arch_of, check_op, command, families_of, out
+from kda2.cli.run import styled
+from kda2.dispatch import registered
+from kda2.errors import InvalidValue
+from kda2.testing import Problem, make
+from kda2.testing.stages import STAGES as KDA_STAGES
+from kda2.workbench import candidates as kernels
+from kda2.workbench.capture import Capture
+from kda2.workbench.journal import Journal, alone
+from kda2.workbench.judge import Judge
+from kda2.workbench.loop import GPU_SIZES, SEEDS, check_seed
+from kda2.workbench.profiler import environment
+from kda2.workbench.records import STAGES, Candidate
+from kda2.workbench.verifier import Conditions, Limits
+from kda2.workbench.verifier.words import reasons
+
+# Two value heads show a mistake in one of them; small, as Triton's interpreter is slow.
+CPU_SIZES = {"T": 70, "H": 1, "HV": 2, "K": 32, "V": 32}
+# The call that is timed where none was captured.
+TIMED = {"T": 4096, "H": 16, "HV": 16, "K": 128, "V": 128}
+# Failed probes that are told in full.
+SHOWN = 2
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@command
+def verify(
+    what: Annotated[str, typer.Argument(metavar="FILE", help="A Python file with run(**inputs); or triton, torch.")],
+    spec: Annotated[str, typer.Option(help="The operator that it computes: kda.")] = "kda",
+    stage: Annotated[
+        str | None, typer.Option(help=f"The one stage that the file computes: {', '.join(KDA_STAGES)}.")
+    ] = None,
+    inputs: Annotated[Path | None, typer.Option(help="A captured call, judged and timed too.")] = None,
+    sizes: Annotated[
+        str | None, typer.Option("--problem", help="Sizes of the probes, e.g. K=128,V=128,H=2,HV=4,T=200,dtype=fp16.")
+    ] = None,
+    families: Annotated[str, typer.Option(help="Regular expression over probe families.")] = "",
+    target: Annotated[str, typer.Option(help="Architecture to build its Triton kernels for.")] = "sm_90",
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds of silence after which it is given up.")] = 120,
+    seed: Annotated[int | None, typer.Option(help="Seed of the probe inputs; fresh and secret unless given.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Where its ledger goes; runs/verify/<run> unless given.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge one kernel: its code, its numerics on every probe family, its latency where there is a GPU."""
+    check_op(spec)
+    check_seed(seed)
+    if stage is not None and inputs is not None:
+        raise InvalidValue("--inputs", "absent beside --stage: stages are judged on probes", str(inputs))
+    candidate = _candidate(what, stage)
+    gpu = bool(device.gpus())
+    where = folder or Path("runs") / "verify" / environment.new_run()
+    wanted = {**(GPU_SIZES if gpu else CPU_SIZES), **_sizes(sizes)}
+    chosen, arch = families_of(families), arch_of(target)
+    with alone(where):
+        if (where / "ledger.jsonl").exists():
+            raise InvalidValue("--out", "a folder without a ledger", str(where), "each verification takes its own")
+        capture = _capture(inputs, where, wanted if gpu and stage is None else None)
+        on = Conditions(
+            arch=arch, device="cuda:0" if gpu else "cpu", capture=capture, tokens=None, families=chosen, sizes=wanted,
+            seed=secrets.randbelow(SEEDS) if seed is None else seed, limits=Limits(timeout),
+        )  # fmt: skip
+        judged = _judged(candidate, on, where, quiet=as_json)
+    if as_json:
+        print(json.dumps(_plain(judged, where)))
+    else:
+        _tell(judged, where)
+    if not judged.correct or any(v.outcome == "inconclusive" for v in judged.verdicts):
+        raise typer.Exit(FAILED)
+
+
+def _candidate(what: str, stage: str | None) -> Candidate:
+    if stage is not None and stage not in KDA_STAGES:
+        raise InvalidValue("--stage", f"one of {', '.join(KDA_STAGES)}", repr(stage))
+    names = [i.name for i in registered("kda")]
+    if what not in names:
+        if not what.endswith(".py"):
+            raise InvalidValue("FILE", f"a Python file, or one of {', '.join(names)}", repr(what))
+        return kernels.of_file(Path(what), stage)
+    if stage is not None:
+        raise InvalidValue("--stage", "given with a file", repr(what), "the library's stages are tested as a whole")
+    return Candidate(name=what, op="kda", impl=what, writer=kernels.WRITER, source=environment.source_hash("kda"))
+
+
+def _sizes(text: str | None) -> dict[str, Any]:
+    """The sizes that the user names."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (text or "").split(",")):
+        name, _, value = part.strip().partition("=")
+        if name == "dtype" and value in _DTYPES:
+            found["dtype"] = _DTYPES[value]
+        elif name in ("T", "B", "H", "HV", "K", "V") and value.isdecimal() and int(value) > 0:
+            found[name] = int(value)
+        else:
+            wanted = "T, B, H, HV, K or V with a number above 0, or dtype with bf16, fp16 or fp32"
+            raise InvalidValue("--problem", wanted, repr(part))
+    if "H" in found and "HV" not in found:
+        found["HV"] = 2 * found["H"]
+    if found.get("HV", 1) % found.get("H", 1):
+        raise InvalidValue("--problem", "HV a multiple of H", text or "")
+    return found
+
+
+def _capture(inputs: Path | None, folder: Path, sizes: Mapping[str, Any] | None) -> str | None:
+    """The file of the captured call; where a GPU can time one and none was captured, a random one."""
+    if inputs is not None:
+        Capture.load(inputs)
+        return str(inputs.resolve())
+    if sizes is None:
+        return None
+    dtype = getattr(torch, sizes.get("dtype", "bfloat16"))
+    problem = Problem(**{**TIMED, "K": sizes["K"], "V": sizes["V"]}, dtype=dtype)
+    file = folder / "random.safetensors"
+    Capture(make(problem), {"made": "random inputs, gates of mixed depth"}).save(file)
+    return str(file.resolve())
+
+
+def _judged(candidate: Candidate, on: Conditions, folder: Path, quiet: bool) -> Candidate:
+    """The candidate with its verdicts, which the folder's ledger holds."""
+    journal = Journal(folder / "ledger.jsonl")
+    journal.begin(
+        {
+            "op": "kda", "arch": on.arch, "seed": on.seed, "families": list(on.families), "sizes": dict(on.sizes),
+            "capture": on.capture and environment.file_hash(Path(on.capture)),
+            "environment": environment.machine(torch.device(on.device)),
+        }
+    )  # fmt: skip
+    judge = Judge(journal, on, _quiet if quiet else _say)
+    try:
+        judge.judge([candidate])
+        if on.on_gpu and on.capture is not None and journal.candidate(candidate.name).correct:
+            judge.time_against_shipped(candidate.name)
+        judge.finish([candidate.name])
+    finally:
+        judge.close()
+    return journal.candidate(candidate.name)
+
+
+def _quiet(name: str, stage: str, text: str) -> None:
+    pass
+
+
+def _say(name: str, stage: str, text: str) -> None:
+    if text.partition("(")[0] in ("pass", "fail", "invalid", "inconclusive", "not_run"):
+        out.print(f"  {stage} {STAGES[stage]:<32} {styled(text)}", highlight=False)
+
+
+def _tell(judged: Candidate, folder: Path) -> None:
+    out.print()
+    not_run: dict[str, list[str]] = {}
+    for verdict in judged.verdicts:
+        whys = [] if verdict.passed else reasons(verdict)
+        if verdict.outcome.startswith("not_run"):
+            not_run.setdefault(whys[0], []).append(verdict.stage)
+            continue
+        for why in whys[:SHOWN]:
+            out.print(f"{verdict.stage} {escape(why)}", highlight=False, soft_wrap=True)
+        if rest := [why.partition(":")[0] for why in whys[SHOWN:]]:
+            out.print(f"{verdict.stage} and on {', '.join(rest)}: see the ledger, or --json", highlight=False)
+    for why, stages in not_run.items():
+        out.print(f"not run: {', '.join(stages)}, {escape(why)}", highlight=False, soft_wrap=True)
+    if judged.latency_us is not None:
+        out.print(f"{judged.latency_us:.1f} us, {_against(judged)}", highlight=False)
+    out.print(f"[bold]{escape(judged.name)}: {_verdict(judged)}[/bold]", soft_wrap=True)
+    out.print(f"ledger {folder / 'ledger.jsonl'}", highlight=False, soft_wrap=True)
+
+
+def _against(judged: Candidate) -> str:
+    evidence = next(v.evidence for v in judged.verdicts if v.stage == "L6")
+    if (speed := evidence.get("speed")) is None:
+        return "nothing to compare with"
+    return (
+        f"{speed['value']:.2f} times as fast as kda2's {evidence['against']} "
+        f"({speed['low']:.2f} to {speed['high']:.2f}): {speed['verdict']}"
+    )
+
+
+def _verdict(judged: Candidate) -> str:
+    if any(v.refuted for v in judged.verdicts):
+        return "refused"
+    if any(v.outcome == "inconclusive" for v in judged.verdicts):
+        return "inconclusive: it refuses some of the probes"
+    return "correct on every probe" if judged.correct else "not judged: none of its numerics could run here"
+
+
+def _plain(judged: Candidate, folder: Path) -> dict[str, Any]:
+    return {
+        "name": judged.name,
+        "verdict": _verdict(judged),
+        "correct": judged.correct,
+        "latency_us": judged.latency_us,
+        "verdicts": {v.stage: v.outcome for v in judged.verdicts},
+        "reasons": {v.stage: reasons(v) for v in judged.verdicts if not v.passed},
+        "ledger": str(folder / "ledger.jsonl"),
+    }

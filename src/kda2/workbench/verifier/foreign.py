@@ -1,0 +1,182 @@
+"""A kernel of one's own: a Python file with `run(**inputs) -> dict`, and its place between kda2's call and its judge.
+
+`run` gets q, k, v, g, beta, A_log, dt_bias, initial_state and cu_seqlens as tensors or None, in the shapes and dtypes
+of `kda2.kda`, and the call's options as plain values: scale, gate ("log", "softplus" or "bounded"), lower_bound,
+qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout. It returns {"o": ..., "final_state": ...}. A function
+`prepare(**inputs)` in the same file, if there is one, runs once for each set of shapes, before `run` and off the clock.
+
+What `run` cannot serve it refuses by raising NotImplementedError: a refusal is no mistake, and no pass either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import linecache
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kda2.errors import KDA2Error
+from kda2.testing import checked
+from kda2.testing.oracle import Outputs
+
+TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
+OPTIONS = (
+    "scale", "gate", "lower_bound", "qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "state_layout",
+)  # fmt: skip
+OUTPUTS = ("o", "final_state")
+Inputs = dict[str, Any]
+# What torch, Triton and CUDA's own libraries say where there is no GPU.
+_NO_GPU = (
+    "Found no NVIDIA driver", "No CUDA GPUs are available", "no CUDA-capable device", "not compiled with CUDA",
+    "0 active drivers", "libcuda.so", "Cannot access accelerator device",
+)  # fmt: skip
+
+
+class BadOutput(KDA2Error, RuntimeError):
+    """`run` returned something that is not the outputs."""
+
+
+class Changed(KDA2Error, RuntimeError):
+    """The file is not what it was when it was handed in."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An imported file."""
+
+    path: Path
+    run: Callable[..., Any]
+    prepare: Callable[..., Any] | None
+
+    @classmethod
+    def load(cls, path: Path, sha256: str) -> Kernel:
+        """Import the file, whatever that raises. Raises `Changed` if its contents have another hash."""
+        source = source_of(path, sha256)
+        with contextlib.suppress(ImportError):
+            import triton  # noqa: F401 - before a file of that name beside the kernel is found for it
+        _let_helpers_be_found(path.parent)
+        sys.dont_write_bytecode = True  # its folder is not ours
+        name = f"kda2_judged_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"  # may be random.py, or torch.py
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        # compiled from what was hashed: neither a later edit nor stale bytecode beside it is run
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+        return cls(path, module.run, getattr(module, "prepare", None))
+
+
+def source_of(path: Path, sha256: str) -> bytes:
+    """What the file holds. Raises `Changed` if that is not what was handed in."""
+    try:
+        source = path.read_bytes()
+    except OSError as e:
+        raise Changed(f"{path.name} cannot be read any more: {e.strerror or e}") from e
+    if hashlib.sha256(source).hexdigest() != sha256:
+        raise Changed(f"{path.name} was changed while it was judged; judge it again")
+    return source
+
+
+def _let_helpers_be_found(folder: Path) -> None:
+    """Its own helpers lie beside the file: found before what is installed, after what Python brings."""
+    if str(folder) not in sys.path:
+        installed = (i for i, p in enumerate(sys.path) if p.endswith(("site-packages", "dist-packages")))
+        sys.path.insert(next(installed, len(sys.path)), str(folder))
+
+
+def as_call(kernel: Kernel) -> Callable[..., Outputs]:
+    """The kernel as a function of `kda2.kda`'s arguments."""
+    prepared: set[tuple[Any, ...]] = set()
+
+    def call(**kwargs: Any) -> Outputs:
+        inputs = inputs_of(kwargs)
+        prepare_once(kernel, inputs, prepared)
+        return outputs_of(kernel.run(**inputs), bool(kwargs.get("output_final_state")))
+
+    return call
+
+
+def prepare_once(kernel: Kernel, inputs: Inputs, prepared: set[tuple[Any, ...]]) -> None:
+    """Call the kernel's `prepare` unless it has seen these shapes, dtypes and options."""
+    if kernel.prepare is None:
+        return
+    key = tuple((n, (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x) for n, x in inputs.items())
+    if key not in prepared:
+        prepared.add(key)
+        kernel.prepare(**inputs)
+
+
+def inputs_of(kwargs: Mapping[str, Any]) -> Inputs:
+    """What `run` gets for a call of `kda2.kda`."""
+    options = checked(kwargs).options
+    gate = options.gate
+    learned = {"A_log": gate.A_log, "dt_bias": gate.dt_bias}
+    tensors = {name: learned[name] if name in learned else kwargs.get(name) for name in TENSORS}
+    plain = {"gate": gate.kind, "lower_bound": gate.lower_bound}
+    return tensors | {name: plain[name] if name in plain else getattr(options, name) for name in OPTIONS}
+
+
+def outputs_of(got: Any, wants_state: bool) -> Outputs:
+    """(o, final state) from what `run` returned. Raises `BadOutput`."""
+    found = named_outputs(got, OUTPUTS)
+    return found["o"], found["final_state"] if wants_state else None
+
+
+def named_outputs(got: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """Exactly the outputs `names`, all of them tensors with contents. Raises `BadOutput`."""
+    wanted = "run must return a dict of " + ", ".join(names)
+    if not isinstance(got, Mapping):
+        raise BadOutput(f"{wanted}; it returned {_kind(got)}")
+    if missing := [name for name in names if got.get(name) is None]:
+        raise BadOutput(f"{wanted}; {', '.join(missing)} is missing, it returned {', '.join(map(str, got)) or 'none'}")
+    if unknown := [str(name) for name in got if name not in names]:
+        raise BadOutput(f"{wanted}; it also returned {', '.join(unknown)}")
+    if odd := [f"{name} is {_kind(got[name])}" for name in names if not isinstance(got[name], Tensor)]:
+        raise BadOutput(f"{wanted} as tensors; {', '.join(odd)}")
+    if bare := [name for name in names if got[name].is_meta or got[name].layout != torch.strided]:
+        raise BadOutput(f"{wanted} as ordinary tensors; {', '.join(bare)} is on the meta device, sparse or nested")
+    return {name: got[name] for name in names}
+
+
+def _kind(x: Any) -> str:
+    return "None" if x is None else f"a {type(x).__name__}"
+
+
+def raised(e: BaseException, path: str | None) -> str:
+    """An exception in words, with the line of the file that it came through last."""
+    frame = _own_frame(e, path)
+    where = "" if frame is None else f" ({Path(frame.filename).name}, line {frame.lineno} in {frame.name})"
+    text = " ".join(str(e).split())
+    return f"{type(e).__name__}: {text[:500]}{where}" if text else f"{type(e).__name__}{where}"
+
+
+def needs_gpu(e: BaseException, path: str | None) -> bool:
+    """Whether an exception only says that there is no GPU here: in its words, or because the line of the file that
+    raised it is about CUDA."""
+    if torch.cuda.is_available():
+        return False
+    if any(words in str(e) for words in _NO_GPU):
+        return True
+    frame = _own_frame(e, path)
+    return frame is not None and "cuda" in linecache.getline(frame.filename, frame.lineno or 0).lower()
+
+
+def _own_frame(e: BaseException, path: str | None) -> traceback.FrameSummary | None:
+    """The innermost line of the file that led to an exception, or to its cause: Triton's interpreter wraps what happens
+    inside a kernel."""
+    frames: list[traceback.FrameSummary] = []
+    at: BaseException | None = e
+    while at is not None:
+        frames += [f for f in traceback.extract_tb(at.__traceback__) if path is not None and f.filename == path]
+        at = at.__cause__
+    return frames[-1] if frames else None

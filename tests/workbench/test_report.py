@@ -1,0 +1,595 @@
+"""The report of a run: made from the ledger alone, whatever the ledger tells of, and nothing in it taken as markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kda2.workbench import ledger as ledgers
+from kda2.workbench.floors import kernel_floors
+from kda2.workbench.ledger import Ledger
+from kda2.workbench.planner import Problem, plan
+from kda2.workbench.records import STAGES, Candidate, Expected, Verdict
+from kda2.workbench.report import charts, render, tell, write_report
+from kda2.workbench.report.sections import common_reason, failures, undone, why
+from kda2.workbench.report.story import Speed, Story
+from kda2.workbench.rounds import Round, decided
+
+NOTES = Path(__file__).parents[2] / "docs" / "notes" / "2026-11-29-kda-triton"
+BOOK = plan("kda", "sm_90", Problem(B=1, T=512, H=4, HV=4, K=128, V=128, C=32, dtype="bf16", gate="softplus"))
+FLOORS = kernel_floors(BOOK)
+SHIPPED, FASTER, SPILLS, TWIN, FILE = (
+    "triton",
+    "triton state BV=16",
+    "triton state BV=128",
+    "triton twin",
+    "no_delta.py",
+)
+SPILT = "pruned: state spills 264 bytes a thread, the shipped one 0"
+SAME = f"the same machine code as {FASTER}"
+DIAGNOSIS = "O is off by 0.72. It computes what the mistake no_delta computes: the correction is missing."
+PLOTLY, UNRUN = "/* plotly */", "\N{EN DASH}"
+CAPTURE = {
+    "batch": 1, "tokens": 512, "heads": 4, "value_heads": 4, "K": 128, "V": 128, "sequences": 1, "dtype": "bfloat16",
+    "gate": "softplus", "lower_bound": None, "scale": 0.088, "qk_l2norm": True, "beta_sigmoid": True,
+    "allow_neg_eigval": False, "state_layout": "kv", "output_final_state": True, "origin": {"layer": "a layer"},
+    "file": "capture.safetensors", "sha256": "ab" * 32,
+    "regime": {
+        "half_life_tokens": {"p50": 18.25}, "resets": 0,
+        "histogram": {"log10_of_minus_log_decay": [-3.0, -2.0, -1.0], "count": [3, 1]},
+    },
+}  # fmt: skip
+RUN = {
+    "op": "kda", "arch": 90, "seed": 7, "families": ["random"], "rounds": 2, "kernels": [], "capture": CAPTURE,
+    "environment": {"device": "NVIDIA H200", "kda2": "0.1.0", "torch": "2.11", "triton": "3.6.0"},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_plotly() -> Iterator[None]:
+    """Plotly's script is 5 MB that no test reads."""
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(charts, "script", lambda: PLOTLY)
+        yield
+
+
+# --- ledgers to report on ---
+
+
+def stage_code(registers: int = 128, spills: int = 0, shared: int = 8192) -> dict[str, Any]:
+    return {
+        "num_warps": 4, "registers": registers, "spills": spills, "shared": shared, "instructions": 1000, "ctas": 132,
+        "bytes": 4_800_000, "trips": 1, "groups": {"HMMA": 32, "LDL": 0, "STL": 0},
+        "occupancy": {"ctas": 3, "limit": "registers"},
+    }  # fmt: skip
+
+
+def family(relative_l2: float, **more: Any) -> dict[str, Any]:
+    quantity = {
+        "ok": relative_l2 <= 0.006, "relative_l2": relative_l2, "limit": 0.006, "worst": "token 3",
+        "worst_rms_off": 0.1, "element_limit": 0.08, "says": f"o: relative L2 {relative_l2}",
+    }  # fmt: skip
+    return {"ok": quantity["ok"], "margin": relative_l2 / 0.006, "quantities": {"o": quantity}, **more}
+
+
+@dataclass
+class Writing:
+    """Writes a ledger as a run does."""
+
+    path: Path
+    run: Mapping[str, Any] = field(default_factory=lambda: RUN)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.path)
+        self.ledger.append("run", self.run)
+
+    def candidate(self, name: str, **fields: Any) -> None:
+        fields = {"op": "kda", "impl": "triton", "writer": "kda2", **fields}
+        candidate = Candidate.model_validate({"name": name, **fields})
+        self.ledger.append("candidate", candidate.model_dump(mode="json", exclude={"verdicts", "latency_us"}))
+
+    def verdict(self, name: str, stage: str, outcome: str = "pass", **evidence: Any) -> None:
+        verdict = Verdict.model_validate({"stage": stage, "outcome": outcome, "evidence": evidence, "seconds": 0.5})
+        self.ledger.append("verdict", {"candidate": name, "verdict": verdict.model_dump(mode="json")})
+
+    def not_run(self, name: str, stages: str, why: str) -> None:
+        for stage in stages.split():
+            self.verdict(name, stage, f"not_run({why})")
+
+    def code(self, name: str, state: dict[str, Any]) -> None:
+        self.verdict(name, "L0")
+        self.verdict(name, "L1", stages={"prepare": stage_code(), "state": state, "output": stage_code(shared=1536)})
+        self.verdict(name, "L2")
+
+    def correct(self, name: str) -> None:
+        self.not_run(name, "L3", "judged on the GPU")
+        self.verdict(name, "L4", families={"captured call": family(0.003), "random": family(0.004)}, on="cuda:0")
+
+    def timed(self, name: str, us: float, state_us: float, speed: tuple[float, float, float] | None = None) -> None:
+        against: dict[str, Any] = {}
+        if speed is not None:
+            low, value, high = speed
+            against = {
+                "against": SHIPPED, "speed": {"low": low, "value": value, "high": high, "verdict": "faster"},
+            }  # fmt: skip
+        self.verdict(
+            name, "L6", median_us=us, p95_us=None, max_us=us + 2, call_us=90.0, samples=200, host_paced=False,
+            floor_us=4.0, stages_us={"prepare": 5.0, "state": state_us, "output": 4.0},
+            **{"refilled inputs": family(0.003)}, **against,
+        )  # fmt: skip
+
+    def rounds(self) -> None:
+        first = Round(
+            1, "state", "state takes 30.0 us, 9.6 times its floor of 3.1",
+            {FASTER: "correct, 40 us", SPILLS: f"not_run({SPILT})", TWIN: f"not_run({SAME})"},
+            {FASTER: "held", SPILLS: "refuted"}, FASTER, 40.0, "measured", 20.0, 50.0,
+        )  # fmt: skip
+        second = Round(2, "prepare", "prepare is left", {}, {}, FASTER, 40.0, "measured", 0.0, 8.0)
+        told = [decided([first], ("prepare", "state"), None, None)]
+        told.append(decided([*told, second], ("prepare", "state"), 2, None))
+        for round_ in told:
+            self.ledger.append("round", round_.plain())
+
+
+def shipped_and_variants(w: Writing) -> None:
+    """What ships, a file that is wrong, and what the first round proposed."""
+    w.candidate(SHIPPED, parameters={"prepare": {"BT": 32}})
+    w.candidate(FILE, impl="file", writer="file", parameters={"file": f"/home/{FILE}"})
+    w.code(SHIPPED, stage_code(162, shared=47104))
+    w.correct(SHIPPED)
+    w.timed(SHIPPED, 50.0, 30.0)
+    w.verdict(FILE, "L0")
+    w.not_run(FILE, "L1 L2", "it launches no Triton kernel")
+    w.verdict(FILE, "L4", "fail", families={"random": family(0.72, says=DIAGNOSIS)}, on="cuda:0")
+    w.ledger.append(
+        "plan", {"says": "floors of the stages", "floors_us": FLOORS, "book": BOOK.model_dump(mode="json")}
+    )  # fmt: skip
+    expected = Expected(metric="state: ctas", change="higher")
+    for name in (FASTER, SPILLS, TWIN):
+        about = f"{name.removeprefix('triton ')}: more CTAs"
+        w.candidate(name, writer="kda2 template", parent=SHIPPED, hypothesis=about, expected=expected)
+    w.code(FASTER, stage_code(126, shared=23552))
+    w.code(SPILLS, stage_code(255, spills=264))
+    w.code(TWIN, stage_code(126, shared=23552))
+    w.not_run(SPILLS, "L3 L4", SPILT)
+    w.not_run(TWIN, "L3 L4", SAME)
+    w.correct(FASTER)
+    w.timed(FASTER, 40.5, 21.0, (1.22, 1.25, 1.27))
+
+
+def finished(w: Writing) -> None:
+    """The rest of a run that chose."""
+    w.rounds()
+    for name in (SPILLS, TWIN, FILE):
+        w.not_run(name, "L6", "its numerics did not pass")
+    for name in (SHIPPED, FILE, FASTER, SPILLS, TWIN):
+        w.not_run(name, "L5 L7", "not part of this job")
+    w.not_run(FILE, "L3", "judged on the GPU")
+    ranking = [{"name": FASTER, "us": 40.0}, {"name": SHIPPED, "us": 50.0, "host_paced": True}]
+    w.ledger.append(
+        "choice",
+        {
+            "chosen": FASTER, "label": "measured", "rule": "lowest median of the 2 best", "ranking": ranking,
+            "stopped_by": "rounds", "why": "as many rounds as were asked for",
+            "cost": "the next per cent would cost 2 s",
+        },
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    w = Writing(tmp_path_factory.mktemp("measured") / "ledger.jsonl")
+    shipped_and_variants(w)
+    finished(w)
+    return w.path
+
+
+@pytest.fixture(scope="module")
+def page(measured: Path) -> str:
+    return markup(render(measured))
+
+
+@pytest.fixture(scope="module")
+def story(measured: Path) -> Story:
+    return tell(ledgers.read(measured))
+
+
+def markup(page: str) -> str:
+    """The page without its scripts."""
+    return re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+
+
+def words(page: str) -> str:
+    """The page's text, every run of spaces one."""
+    text = re.sub(r"<style.*?</style>|<[^>]+>", " ", markup(page), flags=re.DOTALL)
+    return " ".join(text.replace("&#39;", "'").replace("&times;", "x").split())
+
+
+class Tables(HTMLParser):
+    """The tables of a page: per table the classes of each row and its cells (data-sort or None, text)."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tables: list[list[tuple[str, list[tuple[str | None, str]]]]] = []
+        self._inside = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append((dict(attrs).get("class") or "", []))
+        elif tag in ("td", "th"):
+            self.tables[-1][-1][1].append((dict(attrs).get("data-sort"), ""))
+            self._inside = True
+
+            self._wide = int(dict(attrs).get("colspan") or 1)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._inside = False
+            self.tables[-1][-1][1].extend([(None, "")] * (self._wide - 1))
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            sort, text = self.tables[-1][-1][1].pop()
+            text = " ".join(f"{text} {data}".split()).replace("\N{MULTIPLICATION SIGN}", "x")
+            self.tables[-1][-1][1].append((sort, text))
+
+
+def table(page: str, *heads: str) -> list[tuple[str, dict[str, tuple[str | None, str]]]]:
+    """The rows of the first table that has these heads: their class, and their cells by head."""
+    for rows in Tables(page).tables:
+        names = [text for _, text in rows[0][1]]
+        if set(heads) <= set(names):
+            return [(kind, dict(zip(names, cells, strict=True))) for kind, cells in rows[1:]]
+    raise AssertionError(f"no table has {heads}")
+
+
+# --- the page of a measured run ---
+
+
+def test_the_headline_says_what_why_and_what_more_would_cost(page: str) -> None:
+    said = words(page)
+    assert f"{FASTER} measured Why this one: lowest median of the 2 best." in said
+    assert "Why the run ended: as many rounds as were asked for; the next per cent would cost 2 s." in said
+    assert "40.00 us median time on the device 1.25x the speed of what ships, 1.22 to 1.27" in said
+    assert "5 candidates, 2 rounds 2 correct on every probe 2 probes, the captured call among them" in said
+
+
+def test_the_plan_shows_blocks_with_bytes_and_floors(page: str) -> None:
+    rows = [cells for _, cells in table(page, "block", "computes", "memory")]
+    assert [(r[""][1], r["block"][1]) for r in rows[:4]] == [
+        ("A", "factors"), ("D", "solve"), ("B", "state"), ("C", "output"),
+    ]  # fmt: skip
+    state = rows[2]
+    made = next(b for b in BOOK.blocks if b.stage == "state")
+    assert {t.name for t in (*made.inputs, *made.outputs) if t.owner == "call"} == {
+        "initial_state", "final_state",
+    }  # fmt: skip
+    assert state["call's bytes"][1] == "524.3 kB"  # two of 4 x 128 x 128 x 4
+    assert state["chain"][1] == f"{made.floor_us:.2f}" and made.binds == "chain"
+    assert (state["CTAs"][1], state["waves"][1], state["filled"][1]) == ("8", "1", "6 %")
+
+
+def test_a_stages_time_stands_beside_its_floor(story: Story) -> None:
+    figure = charts.stage_times(story)
+    bars = {bar.name: dict(zip(bar.y, bar.x, strict=True)) for bar in figure.data}
+    assert bars == {
+        "floor": FLOORS,
+        f"{FASTER} (chosen)": {"prepare": 5.0, "state": 21.0, "output": 4.0},
+        "triton (what ships)": {"prepare": 5.0, "state": 30.0, "output": 4.0},
+    }
+    state = next(bar for bar in figure.data if bar.name == "triton (what ships)")
+    assert state.text[state.y.index("state")] == f"30.00, {30 / FLOORS['state']:.1f} times its floor"
+
+
+def test_a_row_for_each_round(page: str) -> None:
+    first, second = (cells for _, cells in table(page, "attacked", "because"))
+    assert first["because"][1] == "state takes 30.0 us, 9.6 times its floor of 3.1"
+    assert first["candidates"][1].startswith("3: 1 correct, 2 not run")
+    assert f"{FASTER}: correct, 40 us; hypothesis held" in first["candidates"][1]
+    assert first["hypotheses"][1] == "1 held, 1 refuted"
+    numbers = ("best, us", "gain", "seconds", "seconds a per cent", "then")
+    assert [first[n][1] for n in numbers] == ["40.00", "20.00 %", "50.0", "2.5", "go on"]
+    assert [second[n][1] for n in numbers] == [
+        "40.00", "0.00 %", "8.0", "none gained", "stop: as many rounds as were asked for",
+    ]  # fmt: skip
+
+
+def test_the_rounds_chart_has_the_best_time_and_the_cost(story: Story) -> None:
+    line, bars = charts.rounds(story.rounds).data
+    assert list(zip(line.x, line.y, strict=True)) == [("before", 50.0), ("round 1", 40.0), ("round 2", 40.0)]
+    assert list(zip(bars.x, bars.y, strict=True)) == [("round 1", 50.0), ("round 2", 8.0)]
+    assert bars.text == ("50 s<br>2.5 s a per cent", "8 s")
+    assert charts.rounds([]) is None
+
+
+def test_one_table_has_every_candidate_and_sorts_by_numbers(page: str) -> None:
+    rows = table(page, "candidate", "writer", "parent", "L0")
+    by_name = {cells["candidate"][1].removesuffix(" chosen"): cells for _, cells in rows}
+    assert list(by_name) == [SHIPPED, FILE, FASTER, SPILLS, TWIN]
+    assert [cells["candidate"][1] for kind, cells in rows if kind == "chosen"] == [f"{FASTER} chosen"]
+    best = by_name[FASTER]
+    assert (best["writer"][1], best["parent"][1], best["held"][1], best["correct"][1]) == (
+        "kda2 template", SHIPPED, "held", "correct",
+    )  # fmt: skip
+    assert (best["us, measured"], best["speed"]) == (("40.0", "40.00"), ("1.25", "1.25x"))
+    assert (best["registers"], best["shared"]) == (("128", "128 / 126 / 128"), ("23552", "8 / 23 / 1.5"))
+    assert by_name[SPILLS]["spills"] == ("264", "0 / 264 / 0")
+    assert [best[stage] for stage in STAGES] == [
+        ("0", "✓"), ("0", "✓"), ("0", "✓"), ("4", UNRUN), ("0", "✓"), ("4", UNRUN), ("0", "✓"), ("4", UNRUN),
+    ]  # fmt: skip
+    assert (by_name[FILE]["correct"][1], by_name[FILE]["L4"]) == ("refuted", ("2", "✗"))
+    assert by_name[SPILLS]["correct"][1] == "not shown"
+    # what nobody measured has an empty key, which sorts last
+    assert (by_name[FILE]["us, measured"], by_name[FILE]["registers"]) == (("", ""), ("", ""))
+    assert by_name[SHIPPED]["speed"] == ("1", "ships")
+
+
+def test_how_each_was_timed(page: str) -> None:
+    cells = next(cells for _, cells in table(page, "median, us", "refilled inputs") if cells["candidate"][1] == FASTER)
+    assert cells["median, us"] == ("40.5", "40.50")
+    assert cells["times the datasheet's floor"] == ("10.125", "10.1")
+    assert cells["speed"] == ("1.25", "1.250x (1.220 to 1.270)")
+    assert (cells["p95, us"], cells["refilled inputs"][1]) == (("", ""), "agrees")
+
+
+def test_what_did_not_run_is_told_by_reason(story: Story, page: str) -> None:
+    extents = {group.reason: group.extent for group in undone(story)}
+    assert extents == {
+        "not part of this job": "L5, L7 of 5 candidates",
+        "its numerics did not pass": "L6 of 3 candidates",
+        "judged on the GPU": "L3 of 3 candidates",
+        "pruned: it spills more than what ships": "L3, L4 of 1 candidate",
+        SAME: "L3, L4 of 1 candidate",
+        "it launches no Triton kernel": "L1, L2 of 1 candidate",
+    }
+    assert SPILT in words(page)
+
+
+def test_a_failure_is_told_in_words(story: Story, page: str) -> None:
+    (failure,) = failures(story.rows.values())
+    assert (failure.name, failure.stage, failure.outcome) == (FILE, "L4", "fail")
+    assert failure.says == (f"random: {DIAGNOSIS}",)
+    assert f"random: {DIAGNOSIS}" in words(page)
+
+
+def test_the_report_needs_nothing_but_the_ledger(measured: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere.jsonl"
+    copy.write_bytes(measured.read_bytes())
+    whole = render(copy)
+    assert ledgers.verify(copy).head in whole
+    assert not re.search(r"(src|href)\s*=", markup(whole))
+    assert "@import" not in markup(whole) and "url(" not in markup(whole)
+    assert not re.search(r"<script[^>]+src", whole)
+    assert whole.count(PLOTLY) == 1
+
+
+# --- other runs ---
+
+
+@pytest.mark.parametrize("name", ["run-bounded", "run-softplus"])
+def test_an_older_ledger_is_reported_too(name: str) -> None:
+    ledger = NOTES / f"{name}.jsonl"
+    chosen = [json.loads(line)["payload"] for line in ledger.read_text().splitlines()][-1]["chosen"]
+    whole = render(ledger)
+    rows = table(markup(whole), "candidate", "writer", "L7")
+    assert [cells["candidate"][1] for kind, cells in rows if kind == "chosen"] == [f"{chosen} chosen"]
+    times = {cells["candidate"][1].removesuffix(" chosen"): cells["us, measured"] for _, cells in rows}
+    assert times["torch"][1] == "41,192" if name == "run-bounded" else times["torch"][0]
+    assert "Rounds" not in words(whole) and "Data flow" not in words(whole)
+
+
+def test_an_interrupted_run_tells_its_best_so_far(tmp_path: Path) -> None:
+    w = Writing(tmp_path / "ledger.jsonl")
+    shipped_and_variants(w)
+    w.rounds()
+    stopped = {"reason": "KeyboardInterrupt", "says": "", "best": FASTER, "best_us": 40.0, "label": "measured"}
+    w.ledger.append("stopped", stopped)
+    said = words(render(w.path))
+    assert f"Stopped before a choice was made KeyboardInterrupt. Best so far: {FASTER} , 40.00 us measured." in said
+    assert (
+        "the run was stopped before it came to this L3 of 1 candidate; L5, L7 of 5 candidates; L6 of 3 candidates"
+        in said
+    )
+    w.ledger.append("resumed", {"lines": 30, "environment": RUN["environment"], "torn_bytes_set_aside": 12})
+    said = words(render(w.path))
+    assert f"No choice has been made; best so far: {FASTER}" in said
+    assert "after 30 lines; stopped before by KeyboardInterrupt; 12 bytes of an unfinished line were set aside" in said
+    finished(w)
+    assert f"{FASTER} measured Why this one" in words(render(w.path))
+
+
+def test_a_run_stopped_at_once_has_a_page(tmp_path: Path) -> None:
+    w = Writing(tmp_path / "ledger.jsonl")
+    w.candidate(SHIPPED)
+    w.ledger.append("stopped", {"reason": "OSError", "says": "[Errno 28] No space left on device"})
+    said = words(render(w.path))
+    assert "Stopped before a choice was made OSError: [Errno 28] No space left on device." in said
+    assert "L0, L1, L2, L3, L4, L5, L6, L7 of 1 candidate" in said
+
+
+def test_a_run_without_a_correct_candidate(tmp_path: Path) -> None:
+    w = Writing(tmp_path / "ledger.jsonl")
+    w.candidate(SHIPPED)
+    w.verdict(
+        SHIPPED, "L1", "fail", checks={"state": {"ok": False, "observed": "9 bytes", "expected": "8", "hint": ""}}
+    )
+    choice = {"chosen": None, "label": "predicted", "rule": "no candidate is correct", "ranking": []}
+    w.ledger.append("choice", choice)
+    said = words(render(w.path))
+    assert "No candidate is correct: nothing was chosen" in said
+    assert "state: 9 bytes, wants 8" in said
+
+
+def test_a_run_without_a_captured_call(tmp_path: Path) -> None:
+    w = Writing(tmp_path / "ledger.jsonl", RUN | {"capture": None, "environment": {"device": "cpu", "driver": None}})
+    w.candidate(FILE, impl="file", writer="file")
+    refused = {"ok": False, "margin": None, "quantities": {}, "ended": "refused", "says": "run refuses vk states"}
+    w.verdict(FILE, "L3", "inconclusive", families={"random": family(0.003), "ragged": refused}, seed=1, on="cpu")
+    whole = render(w.path)
+    assert "The captured call" not in words(whole)
+    assert "ragged: run refuses vk states" in words(whole)
+    assert table(markup(whole), "candidate", "writer")[0][1]["L3"] == ("1", "?")
+
+
+def test_a_plan_of_another_version_is_told_without_its_book(measured: Path, tmp_path: Path) -> None:
+    copy = rewritten(measured, tmp_path, "plan", lambda p: p | {"book": {"schema": 2}})
+    said = words(render(copy))
+    assert "floors of the stages Stages against their floors" in said and "Data flow" not in said
+
+
+@pytest.mark.parametrize("regime", [{"resets": 3}, {}])
+def test_a_gate_without_a_finite_decay(measured: Path, page: str, tmp_path: Path, regime: dict[str, int]) -> None:
+    """A capture of resets alone, or of no token, has no half-life."""
+    copy = rewritten(
+        measured, tmp_path, "run", lambda p: p | {"capture": {**CAPTURE, "regime": {"resets": 0} | regime}}
+    )
+    assert "18.2 tokens, median half-life" in words(page)
+    assert "median half-life" not in words(render(copy))
+
+
+def rewritten(ledger: Path, folder: Path, kind: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """The ledger with the payloads of one kind changed."""
+    copy = Ledger(folder / "rewritten.jsonl")
+    for line in ledgers.read(ledger):
+        copy.append(line.kind, change(line.payload) if line.kind == kind else line.payload)
+    return copy.path
+
+
+def test_nothing_in_a_ledger_is_taken_as_markup(measured: Path, tmp_path: Path) -> None:
+    """Every string that is free text, in every line."""
+    evil = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    free = {
+        "says",
+        "rule",
+        "why",
+        "cost",
+        "hypothesis",
+        "writer",
+        "observed",
+        "worst",
+        "title",
+        "meaning",
+        "layer",
+        "gap",
+    }
+    free |= {"device", "ended", "torch", "on"}
+
+    def spoilt(x: Any, key: str = "") -> Any:
+        if isinstance(x, dict):
+            return {n.replace(FASTER, f"{FASTER} {evil}"): spoilt(value, n) for n, value in x.items()}
+        if isinstance(x, list):
+            return [spoilt(value, key) for value in x]
+        if isinstance(x, str):
+            return f"{x} {evil}" if key in free else x.replace(FASTER, f"{FASTER} {evil}")
+        return x
+
+    copy = Ledger(tmp_path / "spoilt.jsonl")
+    for line in ledgers.read(measured):
+        copy.append(line.kind, spoilt(line.payload))
+    whole = render(copy.path)
+    assert "&lt;img src=x" in whole
+    assert "<img" not in whole
+    assert "<script>alert(2)" not in whole
+
+
+def test_many_candidates_stay_readable(tmp_path: Path) -> None:
+    """The charts and the open tables are of a few; the rest is there on demand."""
+    w = Writing(tmp_path / "ledger.jsonl")
+    shipped_and_variants(w)
+    ranking = [{"name": FASTER, "us": 40.0}, {"name": SHIPPED, "us": 50.0}]
+    for i in range(40):
+        w.candidate(f"variant {i}", parent=SHIPPED)
+        w.code(f"variant {i}", stage_code())
+        ranking.append({"name": f"variant {i}", "us": 60.0 + i, "earlier": True})
+    w.ledger.append("choice", {"chosen": ranking[-1]["name"], "label": "measured", "rule": "a", "ranking": ranking})
+    story = tell(ledgers.read(w.path))
+    bar = charts.ranking(story.choice).data[0]
+    assert len(bar.y) == 16 and "variant 39" in bar.y
+    said = words(render(w.path))
+    assert "The first 15 of 42; the table of candidates has all." in said
+    assert "42 more candidates" in said  # of 44 with machine code, all but what ships and the chosen one
+
+
+def test_a_report_is_written_whole_or_not_at_all(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "report.html").write_text("the last one")
+    write = Path.write_text
+
+    def full(self: Path, text: str, **options: str) -> int:
+        write(self, text[:100], **options)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(measured, tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text() == "the last one"
+
+
+# --- what the page is made from ---
+
+
+def predicted(folder: Path) -> Story:
+    w = Writing(folder / "ledger.jsonl", RUN | {"environment": {"device": "cpu"}})
+    w.candidate(SHIPPED)
+    w.candidate(FASTER, parent=SHIPPED)
+    w.candidate("torch", impl="torch")
+    w.code(SHIPPED, stage_code() | {"bytes": 9_600_000})
+    w.code(FASTER, stage_code())
+    w.verdict(SHIPPED, "L3", families={"random": family(0.003)}, on="cpu")
+    return tell(ledgers.read(w.path))
+
+
+def test_without_a_gpu_times_come_from_the_model(tmp_path: Path) -> None:
+    """A stage of 4.8 MB takes 1 us at 4.8 TB/s; its 1000 instructions of 4 warps on 4 schedulers 0.5 us at 1.98 GHz."""
+    story = predicted(tmp_path)
+    shipped, faster, torch = story.rows.values()
+    assert (story.label, story.shipped) == ("predicted", shipped)
+    assert story.stages_us(shipped) == {"prepare": 1.0, "state": 2.0, "output": 1.0}
+    assert (story.us(shipped), story.us(faster), story.us(torch)) == (4.0, 3.0, None)
+    assert story.speed(faster) == Speed(4 / 3)
+    assert story.speed(shipped) is None and story.speed(torch) is None
+    assert (shipped.status, faster.status) == ("correct", "not shown")
+
+
+def test_what_was_refuted_has_no_time(tmp_path: Path) -> None:
+    story = predicted(tmp_path)
+    faster = story.rows[FASTER]
+    faster.verdicts["L3"] = Verdict(stage="L3", outcome="fail")
+    assert story.us(faster) is None and story.speed(faster) is None
+    faster.verdicts["L6"] = Verdict(stage="L6", outcome="invalid", evidence={"median_us": 1.0})
+    assert faster.latency == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "common"),
+    [
+        (SPILT, "pruned: it spills more than what ships"),
+        ("its modelled time, 9.5 us, is not below the 8 us of x", "its modelled time is not below the best so far"),
+        ("it needs a GPU: run raised RuntimeError: no\nGPU", "it needs a GPU"),
+        ("no interpreter runs Gluon kernels", "no interpreter runs Gluon kernels"),
+        ("plain torch: it has no kernels of its own", "plain torch: it has no kernels of its own"),
+    ],
+)
+def test_reasons_that_differ_in_particulars_only_are_one(said: str, common: str) -> None:
+    assert common_reason(said) == common
+
+
+def test_the_words_of_older_ledgers() -> None:
+    older = {"failures": {"state": "out of resources"}, "arch": 90}
+    assert why(Verdict(stage="L1", outcome="fail", evidence=older)) == ["state: out of resources"]
+    odd = {"not_powers_of_two": ["prepare num_warps=3"]}
+    assert why(Verdict(stage="L0", outcome="fail", evidence=odd)) == ["prepare num_warps=3"]
+    assert why(Verdict(stage="L3", outcome="fail", evidence={"ended": "killed"})) == ["killed"]
+    assert why(Verdict(stage="L3", outcome="fail")) == ["see its evidence"]
