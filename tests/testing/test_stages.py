@@ -101,7 +101,7 @@ def test_stored_dtypes_and_shapes(dtype: torch.dtype, work: torch.dtype) -> None
         "W": work, "U": work, "Kr": work, "decay": FP32, "initial_state": FP32, "cu_chunks": torch.int64
     }  # fmt: skip
     assert state["cu_chunks"].tolist() == [0, 1, 1, 4] and state["W"].shape == (4, 2, 16, 32)
-    assert output["q"].dtype == dtype and output["g"].dtype == FP32 and output["S"].dtype == FP32
+    assert output["q"].dtype == dtype and output["g"].dtype == FP32 and output["S"].dtype == output["Vn"].dtype
     assert stage_inputs("prepare", kwargs, 16)["beta"].dtype == FP32
     assert (output["k"][0, :, 5:] == 0).all() and (output["g"][0, :, 5:] == 0).all()
 
@@ -117,7 +117,7 @@ def state_by_hand(**x: Tensor) -> Tensors:
             for t in range(U.shape[2]):
                 Vn[i, :, t] = U[i, :, t] - torch.einsum("hk,hkv->hv", W[i, :, t], S[i])
                 final[n] += torch.einsum("hk,hv->hkv", Kr[i, :, t], Vn[i, :, t].to(x["U"].dtype).float())
-    return {"Vn": Vn.to(x["U"].dtype), "S": S, "final_state": final}
+    return {"Vn": Vn.to(x["U"].dtype), "S": S.to(x["W"].dtype), "final_state": final}
 
 
 @pytest.mark.parametrize("family", ["random", "ragged", "all_empty", "large_state", "nan_neighbour", "one_token"])

@@ -87,7 +87,9 @@ def test_rounds_plan_write_verify_and_tune(outcome: Outcome) -> None:
     first = outcome.rounds[0]
     assert len(first.candidates) == 3  # two written, one searched for
     assert all(c.hypothesis and c.parent for c in tried)
-    assert set(first.hypotheses.values()) <= {"held", "refuted", "not tested"} and len(first.hypotheses) == 2
+    assert (
+        set(first.hypotheses.values()) <= {"held", "no faster", "refuted", "not tested"} and len(first.hypotheses) == 2
+    )
     assert outcome.rounds[-1].decision == outcome.stopped_by != "go on"
 
 

@@ -211,7 +211,9 @@ def nan_neighbour(p: Problem) -> dict[str, Any]:
     return kwargs
 
 
-@family("options", probes="scale, vk states in 16 bits, fp32 gates and betas, int32 offsets, rows of a fused projection")
+@family(
+    "options", probes="scale, vk states in 16 bits, fp32 gates and betas, int32 offsets, rows of a fused projection"
+)
 def options(p: Problem) -> dict[str, Any]:
     changed = replace(p, lengths=(5, 0, 40), scale=0.3, layout="vk", state=torch.bfloat16, dt_bias=False)
     inputs = replace(changed, g_dtype=torch.float32, beta_dtype=torch.float32, offsets_dtype=torch.int32)

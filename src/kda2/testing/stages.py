@@ -121,7 +121,7 @@ _SPECS = {
         _spec("W", "NT HV C K", _WORK, "what the state is asked"),
         _spec("U", "NT HV C V", _WORK, "the answers wanted"),
         _spec("Vn", "NT HV C V", _WORK, "what the state is told"),
-        _spec("S", "NT HV K V", _FP32, "the state before each chunk"),
+        _spec("S", "NT HV K V", _WORK, "the state before each chunk, as the products read it"),
         _spec("initial_state", "N HV K V", _FP32, "zeros if the call has none"),
         _spec("final_state", "N HV K V", _FP32, "the state after the last chunk"),
         _spec("o", "NT HV C V", _ANY, "outputs, v's dtype"),

@@ -327,7 +327,12 @@ class _Run:
         best = self.standings.lead(tunable=True) or lead
         became = {name: self.standings.became(name) for name in tried}
         held = {
-            name: hypothesis_held(c.expected, self.journal.verdicts[name], self.journal.verdicts[c.parent or name])
+            name: hypothesis_held(
+                c.expected,
+                self.journal.verdicts[name],
+                self.journal.verdicts[c.parent or name],
+                self.standings.gain(name, c.parent or name),
+            )
             for name in tried
             if (c := self.journal.candidates[name]).expected is not None
         }

@@ -48,6 +48,11 @@ class Standings:
             return own
         return round(float(base.evidence["median_us"]) / float(speed["value"]), 3)
 
+    def gain(self, name: str, parent: str) -> float | None:
+        """The share of its parent's time that a candidate saves; None where either has no time."""
+        us, before = self.score(name), self.score(parent)
+        return None if us is None or before is None else 1.0 - us / before
+
     def modelled(self, name: str) -> float | None:
         """The model's microseconds of a configuration of the library's kernels."""
         stages = self.stages(name)

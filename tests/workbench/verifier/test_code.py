@@ -39,7 +39,11 @@ def failed(source: str) -> dict[str, str]:
         ("from kda2.testing import oracle\n" + TAKES, "policy", "it imports kda2.testing.oracle"),
         ("import kda2.ops.kda.reference as r\n" + TAKES, "policy", "it imports kda2.ops.kda.reference"),
         ("from kda2.ops.kda import reference\n" + TAKES, "policy", "it imports kda2.ops.kda.reference"),
-        ("import kda2 as x\n" + TAKES + "    x.testing.oracle\n", "policy", "it imports kda2.testing, kda2.testing.oracle"),
+        (
+            "import kda2 as x\n" + TAKES + "    x.testing.oracle\n",
+            "policy",
+            "it imports kda2.testing, kda2.testing.oracle",
+        ),
         ("m = 'kda2.workbench.judge'\n" + TAKES, "policy", "it imports kda2.workbench.judge"),
         (TAKES + "    kda(q, impl='reference')\n", "policy", 'it asks for impl="reference", the oracle'),
     ],
@@ -152,9 +156,7 @@ GRIDS = {
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_every_way_to_launch_is_recorded(
-    shared: Any, recurrent: str, changed: Callable[..., str], name: str
-) -> None:
+def test_every_way_to_launch_is_recorded(shared: Any, recurrent: str, changed: Callable[..., str], name: str) -> None:
     found = shared.code(shared.file(changed(recurrent, *GRIDS[name])))
     assert found["L1"].outcome == "pass"
     assert found["L1"].evidence["stages"]["kda_recurrent"]["ctas"] == 2
@@ -173,7 +175,9 @@ def test_a_loop_of_launches_is_built_once_for_each_code(
 
 
 def test_launches_of_prepare_do_not_count(shared: Any, recurrent: str) -> None:
-    warm = "\n\ndef prepare(**inputs):\n    run(**inputs)\n    kda_recurrent[(1,)](*[inputs['q']] * 8, 1.0, 2, 16, 32)\n"
+    warm = (
+        "\n\ndef prepare(**inputs):\n    run(**inputs)\n    kda_recurrent[(1,)](*[inputs['q']] * 8, 1.0, 2, 16, 32)\n"
+    )
     assert list(shared.code(shared.file(recurrent + warm))["L1"].evidence["stages"]) == ["kda_recurrent"]
 
 

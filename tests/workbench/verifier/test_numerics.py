@@ -99,10 +99,10 @@ NO_ANSWER = {
     "numpy": (["o.to(v.dtype)", "o.numpy()"], "as tensors; o is a ndarray"),
     "meta": (["o.to(v.dtype)", 'o.to("meta")'], "o is on the meta device, sparse or nested"),
     "sparse": (["o.to(v.dtype)", "o.to_sparse()"], "o is on the meta device, sparse or nested"),
-    "raise": ([FIRST, f'{FIRST}    raise ValueError("no\\n good")\n'], "it raised ValueError: no good (kernel.py, line "),
-    "exit": ([FIRST, f"{FIRST}    raise SystemExit(3)\n"], "it raised SystemExit: 3 (kernel.py, line 11 in run)"),
+    "raise": ([FIRST, f'{FIRST}    raise ValueError("no\\n good")\n'], "it raised ValueError: no good (kernel.py, "),
+    "exit": ([FIRST, f"{FIRST}    raise SystemExit(3)\n"], "it raised SystemExit: 3 (kernel.py, line 13 in run)"),
     "prepare": ([FIRST, FIRST, "def run(", "def prepare(**x):\n    raise OSError('no')\n\n\ndef run("],
-                "it raised OSError: no (kernel.py, line 7 in prepare)"),
+                "it raised OSError: no (kernel.py, line 9 in prepare)"),
     "reads stdin": ([FIRST, f"{FIRST}    input()\n"], "it raised EOFError"),
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_no_answer_is_named(shared: Any, plain: str, changed: Callable[..., str]
 def test_the_same_reason_is_told_once(shared: Any, plain: str, changed: Callable[..., str]) -> None:
     path = shared.file(changed(plain, FIRST, f"{FIRST}    raise ValueError\n"))
     told = reasons(shared.numerics(path, *QUICK))
-    assert told == ["random, reset_log, repeated_keys and 5 more: it raised ValueError (kernel.py, line 11 in run)"]
+    assert told == ["random, reset_log, repeated_keys and 5 more: it raised ValueError (kernel.py, line 13 in run)"]
 
 
 def test_a_refusal_is_inconclusive_and_says_on_what(shared: Any, plain: str, changed: Callable[..., str]) -> None:
@@ -139,7 +139,7 @@ def test_what_needs_a_gpu_is_not_run_without_one(
 ) -> None:
     path = shared.file(changed(plain, FIRST, f"{FIRST}    {line}\n"))
     outcome, _ = shared.says(path)
-    assert outcome.startswith("not_run(it needs a GPU: it raised ") and "line 11 in run" in outcome
+    assert outcome.startswith("not_run(it needs a GPU: it raised ") and "line 13 in run" in outcome
     assert shared.code(path)["L1"].outcome.startswith("not_run(it needs a GPU: it raised ")
 
 
@@ -190,7 +190,9 @@ def test_an_edit_of_the_same_size_and_second_is_seen(shared: Any, plain: str, ch
 def test_prepare_runs_once_for_each_set_of_shapes(shared: Any, plain: str) -> None:
     path = shared.file(plain)
     log = path.with_name("log")
-    path.write_text(f"{plain}\n\ndef prepare(q, **inputs):\n    with open({str(log)!r}, 'a') as f:\n        f.write('p')\n")
+    path.write_text(
+        f"{plain}\n\ndef prepare(q, **inputs):\n    with open({str(log)!r}, 'a') as f:\n        f.write('p')\n"
+    )
     assert shared.numerics(path, "random", "no_decay", "one_token").outcome == "pass"
     assert log.read_text() == "pp"
 

@@ -20,7 +20,7 @@ from kda2.workbench.verifier.process import Child, Ended, NotStarted
 from kda2.workbench.verifier.words import reasons
 
 # A child of the same protocol that starts in no time and runs what it is told.
-QUICK = '''
+QUICK = """
 import faulthandler, json, os, signal, sys
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
@@ -32,7 +32,7 @@ for line in sys.stdin:
     for step in json.loads(line)["do"]:
         exec(step)
     say({"done": True})
-'''
+"""
 
 
 @pytest.fixture
@@ -92,7 +92,8 @@ def test_the_machines_faults_are_no_answers(quick: Callable[..., Child]) -> None
         ("os.kill(os.getpid(), 14)", "signal", "killed by signal 14 (SIGALRM)"),
         ("os.write(answers.fileno(), b'{]\\n')", "garbled", "it wrote to the pipe that belongs to the judge's answers"),
         ("os.write(answers.fileno(), b'3\\n')", "garbled", "it wrote to the pipe that belongs to the judge's answers"),
-        ("answers.close(); os.close(1); os.close(2); import time; time.sleep(99)", "exit", "it closed the judge's pipes"),
+        ("answers.close(); os.close(1); os.close(2); import time; time.sleep(99)", "exit",
+         "it closed the judge's pipes"),
     ],
 )  # fmt: skip
 def test_every_end_is_told_apart(quick: Callable[..., Child], step: str, kind: str, how: str) -> None:
@@ -102,7 +103,11 @@ def test_every_end_is_told_apart(quick: Callable[..., Child], step: str, kind: s
 
 @pytest.mark.parametrize(
     "flood",
-    ["while True: print('never ending')", "while True: os.write(1, b'x' * 9999)", "while True: os.write(2, b'\\0' * 999)"],
+    [
+        "while True: print('never ending')",
+        "while True: os.write(1, b'x' * 9999)",
+        "while True: os.write(2, b'\\0' * 999)",
+    ],
 )
 def test_a_flood_ends_at_its_limit(quick: Callable[..., Child], flood: str) -> None:
     child = quick(words=2**18)
@@ -122,7 +127,7 @@ def test_silence_ends_it(quick: Callable[..., Child], sleep: str) -> None:
     ended = end(child, "print('so far')", sleep)
     assert ended.kind == "silent"
     assert str(ended) == "no answer within 0.5 s; it hangs, or needs a longer timeout; its last words: so far"
-    assert not is_there(child.pid)
+    assert gone_within(5, child.pid)
 
 
 def test_its_own_start_is_no_silence_of_the_subject(
@@ -138,23 +143,22 @@ def test_one_that_does_not_start_is_no_fault_of_the_subject(
 ) -> None:
     (tmp_path / "broken_child.py").write_text("raise ImportError('no torch here')\n")
     monkeypatch.setattr(process, "_MODULE", "broken_child")
-    with pytest.raises(NotStarted, match="did not start: it left with exit code 1; its last words: .*no torch here"):
+    with pytest.raises(NotStarted, match=r"did not start: it left with exit code 1; its last words: .*no torch here"):
         list(quick().ask({"do": []}))
 
 
 def test_the_folder_it_is_started_in_hides_no_module(
     quick: Callable[..., Child], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("random", "torch"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('not this one')\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "quick_child.py").rename(home / "quick_child.py")
+    (tmp_path / "random.py").write_text("raise ImportError('not this one')\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"] + os.pathsep)  # an empty entry is the working directory
-    (tmp_path / "away").mkdir()
-    (tmp_path / "quick_child.py").rename(tmp_path / "away" / "quick_child.py")
-    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}{tmp_path / 'away'}{os.pathsep}")
-    assert list(quick().ask({"do": ["import random; say({'from': random.__file__})"]}))[0]["from"] != str(
-        tmp_path / "random.py"
-    )
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}{home}{os.pathsep}")  # an empty entry is the working directory
+    assert list(quick().ask({"do": ["import random; say({'random': random.Random(0).random() < 1})"]})) == [
+        {"random": True}
+    ]
 
 
 GRANDCHILDREN = (
@@ -198,11 +202,11 @@ def test_no_child_starts_after_the_run_was_stopped(quick: Callable[..., Child]) 
 
 
 ENDS = {
-    "abort": ("import os; os.abort()", "killed by signal 6 (SIGABRT: native code in it gave up), at kernel.py, line 11 in"),
+    "abort": ("import os; os.abort()", "killed by signal 6 (SIGABRT: native code in it gave up), at kernel.py, line"),
     "segfault": ("import ctypes; ctypes.string_at(0)",
-                 "killed by signal 11 (SIGSEGV: it touched memory that is not its own), at kernel.py, line 11 in run"),
-    "hang": ("while True: pass", "no answer within 3 s, at kernel.py, line 11 in run; it hangs, or needs a longer"),
-    "flood": ("while True: print('again ' * 50)", "it printed more than 4 MiB; its last words: again again"),
+                 "killed by signal 11 (SIGSEGV: it touched memory that is not its own), at kernel.py, line 13 in run"),
+    "hang": ("while True: pass", "no answer within 3 s, at kernel.py, line 13 in run; it hangs, or needs a longer"),
+    "flood": ("while True: print('again ' * 50)", "it printed more than 4 MiB; its last words: "),
 }  # fmt: skip
 FIRST = "    (B, T, H, K), (HV, V) = q.shape, v.shape[2:]\n"
 
@@ -241,9 +245,7 @@ def test_an_end_while_launches_are_recorded_is_left_to_the_numerics(
     assert [v.outcome for v in found] == ["pass", why, why]
 
 
-def test_an_end_while_it_is_imported_fails(
-    shared: Any, plain: str, conditions: Callable[..., Any]
-) -> None:
+def test_an_end_while_it_is_imported_fails(shared: Any, plain: str, conditions: Callable[..., Any]) -> None:
     path = shared.file(f"import os\nos.abort()\n{plain}")
     with Child(Children()) as child:
         found = stages.code(child, Subject.of_file(path), conditions())
@@ -255,7 +257,7 @@ def test_an_end_while_it_is_imported_fails(
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_parent_that_ends_leaves_nothing(shared: Any, plain: str, changed: Callable[..., str], how: int) -> None:
-    path = shared.file(changed(plain, FIRST, f"{FIRST}    import os, subprocess, time\n    hang()\n", "def run(", HANG))
+    path = shared.file(changed(plain, FIRST, f"{FIRST}    hang()\n", "def run(", HANG))
     pids = path.with_name("pids")
     command = [sys.executable, "-P", "-m", "kda2.cli", "verify", str(path), "--out", str(path.with_name("out"))]
     env = {**os.environ, "PYTHONPATH": str(Path(kda2.__file__).parents[1])}
@@ -276,6 +278,7 @@ def test_a_parent_that_ends_leaves_nothing(shared: Any, plain: str, changed: Cal
 
 # Writes down its process and two that it has started, one of them in a session of its own.
 HANG = """def hang():
+    import os, subprocess, time
     started = [subprocess.Popen(["sleep", "99"], start_new_session=own).pid for own in (False, True)]
     with open(__file__[:-len("kernel.py")] + "new", "w") as f:
         f.write(" ".join(map(str, (os.getpid(), *started))))

@@ -61,19 +61,25 @@ def verdicts(registers: int, us: float | None = None) -> dict[str, Verdict]:
 
 
 @pytest.mark.parametrize(
-    ("metric", "change", "own", "held"),
+    ("metric", "change", "own", "gain", "held"),
     [
-        ("state: registers", "lower", verdicts(90), "held"),
-        ("state: registers", "lower", verdicts(100), "refuted"),
-        ("state: registers", "higher", verdicts(101), "held"),
-        ("state: issued", "lower", verdicts(90), "refuted"),
-        ("state: us", "lower", verdicts(90), "not tested"),
-        ("state: us", "lower", verdicts(90, 4.0), "held"),
-        ("output: registers", "lower", verdicts(90), "not tested"),
-        ("state: registers", "lower", {}, "not tested"),
+        ("state: registers", "lower", verdicts(90), 0.05, "held"),
+        ("state: registers", "lower", verdicts(90), 0.005, "no faster"),
+        ("state: registers", "lower", verdicts(90), -0.2, "no faster"),
+        ("state: registers", "lower", verdicts(90), None, "not tested"),
+        ("state: registers", "lower", verdicts(100), 0.05, "refuted"),
+        ("state: registers", "higher", verdicts(101), 0.05, "held"),
+        ("state: issued", "lower", verdicts(90), 0.05, "refuted"),
+        ("state: us", "lower", verdicts(90), 0.05, "not tested"),
+        ("state: us", "lower", verdicts(90, 4.0), 0.05, "held"),
+        ("output: registers", "lower", verdicts(90), 0.05, "not tested"),
+        ("state: registers", "lower", {}, 0.05, "not tested"),
     ],
 )
-def test_whether_a_hypothesis_held(metric: str, change: str, own: dict[str, Verdict], held: str) -> None:
+def test_whether_a_hypothesis_held(
+    metric: str, change: str, own: dict[str, Verdict], gain: float | None, held: str
+) -> None:
+    """Moving its metric is not enough: the call must have become faster."""
     expected = Expected.model_validate({"metric": metric, "change": change})
-    assert hypothesis_held(expected, own, verdicts(100, 5.0)) == held
-    assert hypothesis_held(None, own, verdicts(100)) == "not tested"
+    assert hypothesis_held(expected, own, verdicts(100, 5.0), gain) == held
+    assert hypothesis_held(None, own, verdicts(100), gain) == "not tested"

@@ -114,7 +114,7 @@ def _totals(p: Problem, part: Part, tensors: Tensors, blocks: tuple[PlannedBlock
         on_chip_us=on_chip,
         saved_us=staged - on_chip,
         serial_steps=chain.count(),
-        gap=_gap(floor, blocks, tensors),
+        gap=_gap(floor, blocks),
     )
 
 
@@ -154,14 +154,14 @@ def _choice(p: Problem, part: Part) -> ChunkChoice:
     )
 
 
-def _gap(floor: Floor, blocks: tuple[PlannedBlock, ...], tensors: Tensors) -> str:
+def _gap(floor: Floor, blocks: tuple[PlannedBlock, ...]) -> str:
     """What lies between the staged floors and the whole call's, in words."""
     staged, on_chip = sum(b.floor_us for b in blocks), sum(b.on_chip_us for b in blocks)
     if not staged:
         return "none: there is no token to work on"
     saved, rest = staged - on_chip, on_chip - floor.us
     if saved >= rest:
-        return _workspace_gap(saved, staged, floor, blocks, tensors)
+        return _workspace_gap(saved, staged, floor, blocks)
     worst = max(blocks, key=lambda b: b.on_chip_us)
     return (
         f"what the blocks do on chip: {on_chip:.1f} us against {floor.us:.1f} us of the whole call, {rest:.1f} more. "
@@ -170,19 +170,14 @@ def _gap(floor: Floor, blocks: tuple[PlannedBlock, ...], tensors: Tensors) -> st
     )
 
 
-def _workspace_gap(
-    saved: float, staged: float, floor: Floor, blocks: tuple[PlannedBlock, ...], tensors: Tensors
-) -> str:
+def _workspace_gap(saved: float, staged: float, floor: Floor, blocks: tuple[PlannedBlock, ...]) -> str:
     traffic: dict[str, int] = {}
     for block in blocks:
         for t in (*block.inputs, *block.outputs):
             if t.owner == "workspace":
                 traffic[t.name] = traffic.get(t.name, 0) + t.size.amount
     name = max(traffic, key=lambda n: traffic[n])
-    text = (
+    return (
         f"the workspace through memory: {saved:.1f} of the {staged:.1f} us that the staged blocks need, against "
         f"{floor.us:.1f} us of the whole call. {name} alone moves {human(traffic[name], 'B')}"
     )
-    if name == "S" and tensors["W"][0].dtype == "bf16":
-        return f"{text}; the products that read it round it to bf16, in which it would be half"
-    return text

@@ -19,7 +19,7 @@ from kda2.workbench.capture import Capture
 from kda2.workbench.profiler.timing import Timing, compare
 from kda2.workbench.records import Verdict
 from kda2.workbench.verifier import policy
-from kda2.workbench.verifier.code import RECORDED, not_run
+from kda2.workbench.verifier.code import COMPILED, RECORDED, not_run
 from kda2.workbench.verifier.foreign import Changed, source_of
 from kda2.workbench.verifier.latency import REFILLED
 from kda2.workbench.verifier.numerics import BROKEN, CAPTURE, CHANGED, NEEDS_GPU, REFUSED
@@ -62,7 +62,7 @@ def code(child: Child, subject: Subject, on: Conditions) -> list[Verdict]:
         "kind": "code", "subject": subject.plain(), "arch": on.arch, "capture": on.capture, "device": on.device,
         "sizes": dict(on.sizes), "seed": on.seed,
     }  # fmt: skip
-    start, found, phase = time.perf_counter(), list[Verdict](), "its code was read"
+    start, found, phase = time.perf_counter(), list[Verdict](), ""
     try:
         for answer in child.ask(task):
             if "phase" in answer:
@@ -77,7 +77,7 @@ def code(child: Child, subject: Subject, on: Conditions) -> list[Verdict]:
 def _ended_early(done: int, phase: str, e: Ended, start: float) -> list[Verdict]:
     """Verdicts on the stages of code that a process left without one when it ended."""
     left: tuple[Literal["L0", "L1", "L2"], ...] = _CODE[done:]
-    says = f"the process ended while {phase}: {e}"
+    says = f"the process ended while {phase or (COMPILED if done else 'its code was read')}: {e}"
     if not left:
         return []
     if phase == RECORDED:  # launches that are only recorded leave garbage, which host code may stumble over

@@ -13,6 +13,10 @@ from kda2.workbench.records import Candidate, Expected, Verdict
 Space = Mapping[str, Mapping[str, Sequence[int]]]
 
 
+# The share of its parent's time that a candidate must save for its hypothesis to hold.
+WORTH = 0.01
+
+
 class Writer(Protocol):
     """Proposes candidates that change `stage` of the best one so far, those in `seen` (by name) left out."""
 
@@ -107,12 +111,19 @@ def metric(verdicts: Mapping[str, Verdict], name: str) -> float | None:
     return float(code["instructions"] * code["num_warps"] if what == "issued" else code[what])
 
 
-def hypothesis_held(expected: Expected | None, own: Mapping[str, Verdict], parent: Mapping[str, Verdict]) -> str:
-    """ "held" if the metric moved, against the parent's, as the candidate's hypothesis said; "refuted", or "not
-    tested"."""
+def hypothesis_held(
+    expected: Expected | None, own: Mapping[str, Verdict], parent: Mapping[str, Verdict], gain: float | None
+) -> str:
+    """What became of a candidate's hypothesis, against its parent: "held" if its metric moved as it said and the call
+    became faster; "no faster" if only the metric moved; "refuted" if not even that; "not tested". `gain` is the share
+    of the parent's time that the candidate saves, None where it has no time."""
     if expected is None:
         return "not tested"
     after, before = metric(own, expected.metric), metric(parent, expected.metric)
     if after is None or before is None:
         return "not tested"
-    return "held" if (after < before if expected.change == "lower" else after > before) else "refuted"
+    if not (after < before if expected.change == "lower" else after > before):
+        return "refuted"
+    if gain is None:
+        return "not tested"
+    return "held" if gain >= WORTH else "no faster"

@@ -1,5 +1,7 @@
 """KDA in plain torch, one token after another: right, and the text that the wrong ones are made from."""
 
+from itertools import pairwise
+
 import torch
 
 
@@ -20,7 +22,7 @@ def run(
         rate = A_log.exp()[:, None]
         g = -rate * torch.nn.functional.softplus(g) if gate == "softplus" else lower_bound * (rate * g).sigmoid()
     offsets = None if cu_seqlens is None else cu_seqlens.tolist()
-    rows = [(b, 0, T) for b in range(B)] if offsets is None else [(0, *x) for x in zip(offsets, offsets[1:])]
+    rows = [(b, 0, T) for b in range(B)] if offsets is None else [(0, *x) for x in pairwise(offsets)]
     states = torch.zeros(len(rows), HV, K, V)
     if initial_state is not None:
         states += (initial_state if state_layout == "kv" else initial_state.mT).float()
