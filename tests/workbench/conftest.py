@@ -32,7 +32,7 @@ def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def _install(monkeypatch: pytest.MonkeyPatch, clock: Clock, wrong: Callable[[Subject], bool] = lambda _: False) -> None:
 
-    def numerics(children: Any, subject: Subject, on: Any, heard: Any) -> Verdict:
+    def numerics(children: Any, subject: Subject, on: Any, heard: Any, parts: int) -> Verdict:
         if not wrong(subject):
             return Verdict(stage="L4", outcome="pass", evidence={"families": {}, "on": "simulated"})
         quantity = {"ok": False, "says": "o is off", "relative_l2": 1.0, "limit": 0.1, "element_limit": 1.0}
@@ -87,7 +87,7 @@ def _machine_code(config: Mapping[str, int]) -> dict[str, Any]:
 def simulated_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code and numerics that pass at once, without a GPU: for tests of what happens around them."""
 
-    def numerics(children: Any, subject: Subject, on: Any, heard: Any) -> Verdict:
+    def numerics(children: Any, subject: Subject, on: Any, heard: Any, parts: int) -> Verdict:
         return Verdict(stage="L3", outcome="pass", evidence={"families": {}, "on": "simulated", "seed": on.seed})
 
     _install_code(monkeypatch)

@@ -295,7 +295,7 @@ def test_a_full_disk_while_compiling_stops_the_run(
 def test_the_rule_says_why_nothing_modelled_was_chosen(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: set[str], chosen: str | None, rule: str
 ) -> None:
-    def numerics(children: object, subject: Subject, on: object, heard: object) -> Verdict:
+    def numerics(children: object, subject: Subject, on: object, heard: object, parts: int) -> Verdict:
         return Verdict(stage="L3", outcome="fail" if subject.impl in wrong else "pass", evidence={"families": {}})
 
     monkeypatch.setattr("kda2.workbench.judge.stages.numerics", numerics)

@@ -33,3 +33,4 @@ def promote(
     for row in done.rows:
         out.print(escape(f"{row['stage']} {row['config']} for {row['when']}"), highlight=False, soft_wrap=True)
     out.print(f"{escape(done.candidate)} stands in {done.table}", highlight=False, soft_wrap=True)
+    out.print("It serves every call of this key, whatever its tokens and heads; only the run's own call was measured.")

@@ -9,7 +9,6 @@ from typing import Any
 from kda2.workbench.records import STAGES, LedgerLine, Verdict
 from kda2.workbench.verifier.words import reasons
 
-
 # Characters of a line whose kind is not known.
 _MOST = 200
 

@@ -23,7 +23,7 @@ from kda2.workbench.verifier.subject import FILE, Subject
 Progress = Callable[[str, str, str], None]
 _CODE, _NUMERICS, _LATENCY = ("L0", "L1", "L2"), ("L3", "L4"), ("L6",)
 _ABSENT = {"L5": "not part of this job", "L7": "not part of this job"}
-MOST_AT_ONCE = 8
+MOST_AT_ONCE, MOST_PARTS = 8, 4
 
 
 class Judge:
@@ -34,6 +34,7 @@ class Judge:
         self.children = Children()
         self._pool = ThreadPoolExecutor(max(1, min(MOST_AT_ONCE, os.cpu_count() or 1)))
         self._idle: queue.SimpleQueue[Child] = queue.SimpleQueue()
+        self._parts = 1
         self._pending: dict[Future[list[Verdict]], tuple[str, bool]] = {}
 
     def close(self) -> None:
@@ -45,6 +46,7 @@ class Judge:
 
     def judge(self, candidates: Sequence[Candidate]) -> None:
         """L0 to L4 of the candidates."""
+        self._share(sum(c.impl == TRITON for c in candidates))
         for c in candidates:
             self.journal.propose(c)
             self._code_or_numerics(c.name)
@@ -60,6 +62,7 @@ class Judge:
 
     def prove(self, names: Sequence[str]) -> None:
         """L3 or L4 of candidates whose code has been judged."""
+        self._share(len(names))
         for name in names:
             self._submit_numerics(name)
         self._settle(numerics_follow=False)
@@ -109,6 +112,10 @@ class Judge:
             return "it is the oracle" if c.impl == "reference" else "its numerics did not pass"
         return _ABSENT.get(stage, "refuted before")
 
+    def _share(self, candidates: int) -> None:
+        """Into how many children the numerics of each candidate are split: as many as leave no core idle."""
+        self._parts = max(1, min(MOST_PARTS, (os.cpu_count() or 1) // max(1, candidates)))
+
     def _has_code(self, name: str) -> bool:
         return all(self.journal.verdict(name, stage) for stage in _CODE)
 
@@ -140,7 +147,8 @@ class Judge:
         subject, on = subject_of(candidate), self.on
         if candidate.parent is not None:
             on = replace(on, tokens=on.variant_tokens)
-        future = self._pool.submit(lambda: [stages.numerics(self.children, subject, on, heard)])
+        parts = 1 if subject.impl != TRITON else self._parts
+        future = self._pool.submit(lambda: [stages.numerics(self.children, subject, on, heard, parts)])
         self._pending[future] = (name, False)
 
     def _settle(self, numerics_follow: bool) -> None:

@@ -16,7 +16,7 @@ import torch
 
 import kda2
 from kda2 import device
-from kda2.errors import InvalidValue, KDA2Error
+from kda2.errors import InvalidValue
 from kda2.ops.kda.spec import KDA
 from kda2.testing import FAMILIES
 from kda2.testing.verify import NAMES

@@ -32,6 +32,9 @@ class Promotion:
 def promote(ledger: Path, table: Path | None = None) -> Promotion:
     """Write the configurations that the run of `ledger` chose into the op's table, for the run's tuning key.
 
+    The key holds what changes the generated code, so the row serves every call of that key, whatever its tokens and
+    heads: what is fastest for a short call may not be for a long one, and only its own call was measured.
+
     Raises `NotPromoted` unless the chain holds, the choice was measured, the chosen candidate passed L1, L2, L4 and L6
     there, is faster than what ships beyond noise, and the kernels are still those that were measured.
     """

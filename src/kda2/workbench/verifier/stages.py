@@ -4,7 +4,9 @@ verdict."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -85,8 +87,9 @@ def _ended_early(done: int, phase: str, e: Ended, start: float) -> list[Verdict]
     return [_failed(left[0], {"ended": says}, start), *not_run(left[1:], "the process ended")]
 
 
-def numerics(children: Children, subject: Subject, on: Conditions, heard: Heard) -> Verdict:
-    """L3 on the CPU, L4 on a GPU. `heard` is told the name of each probe when it has been answered."""
+def numerics(children: Children, subject: Subject, on: Conditions, heard: Heard, parts: int = 1) -> Verdict:
+    """L3 on the CPU, L4 on a GPU, the probes shared by `parts` children. `heard` is told the name of each probe when it
+    has been answered."""
     stage: Literal["L3", "L4"] = "L4" if on.on_gpu else "L3"
     probes = on.families if subject.stage else on.probes
     if (language := _compiled_only(subject, on)) is not None:
@@ -96,21 +99,50 @@ def numerics(children: Children, subject: Subject, on: Conditions, heard: Heard)
         "kind": "numerics", "subject": subject.plain(), "probes": probes, "capture": on.capture, "tokens": on.tokens,
         "sizes": dict(on.sizes), "device": on.device, "seed": on.seed,
     }  # fmt: skip
-    start, results = time.perf_counter(), dict[str, Any]()
+    start = time.perf_counter()
+
+    def child() -> Child:
+        return Child(children, interpreted=interpreted, limits=on.limits)
+
+    results, ended = _answers(child, task, probes, parts, heard)
     evidence: dict[str, Any] = {"families": results, "seed": on.seed, "on": _where(on, interpreted)}
-    try:
-        with Child(children, interpreted=interpreted, limits=on.limits) as child:
-            for answer in child.ask(task):
-                results[answer["name"]] = answer["result"]
-                heard(answer["name"])
-    except Ended as e:
-        unanswered = next((name for name in probes if name not in results), "the last probe")
-        evidence["ended"] = f"the process ended before {unanswered!r} was answered: {e}"
-        return _failed(stage, evidence, start)
+    if ended is not None:
+        return _failed(stage, evidence | {"ended": ended}, start)
     for name, result in results.items():
         if not result["ok"] and name in FAMILIES:
             result["probes"] = FAMILIES[name].probes
     return Verdict(stage=stage, outcome=_outcome(results, probes), evidence=evidence, seconds=elapsed(start))
+
+
+def _answers(
+    child: Callable[[], Child], task: Mapping[str, Any], probes: Sequence[str], parts: int, heard: Heard
+) -> tuple[dict[str, Any], str | None]:
+    """The answers by probe, and how a child ended if one did. One child gets all probes at once; of several, each takes
+    the next one when it is done with the last."""
+    results: dict[str, Any] = {}
+    ended: list[str] = []
+    left = deque([tuple(probes)] if parts == 1 else [(name,) for name in probes])
+
+    def work() -> None:
+        some: tuple[str, ...] = ()
+        try:
+            with child() as mine:
+                while left:
+                    some = left.popleft()
+                    for answer in mine.ask({**task, "probes": some}):
+                        results[answer["name"]] = answer["result"]
+                        heard(answer["name"])
+        except IndexError:  # another took the last
+            pass
+        except Ended as e:
+            left.clear()
+            unanswered = next((name for name in some if name not in results), "the last probe")
+            ended.append(f"the process ended before {unanswered!r} was answered: {e}")
+
+    with ThreadPoolExecutor(parts) as pool:
+        for future in [pool.submit(work) for _ in range(parts)]:
+            future.result()
+    return {name: results[name] for name in probes if name in results}, ended[0] if ended else None
 
 
 def _compiled_only(subject: Subject, on: Conditions) -> str | None:
