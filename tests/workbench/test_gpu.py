@@ -30,7 +30,7 @@ def run(q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, scale, gate
                         output_final_state=True, cu_seqlens=cu_seqlens, **options)
     return {"o": o, "final_state": state}
 """
-# From the sixth call on the very tensors on it remembers, so that the clock times a dictionary.
+# From the third call on the very tensors on it remembers, so that the clock times a dictionary.
 REMEMBERS = (
     LIBRARY.replace("def run(q", "def compute(q")
     + """
@@ -39,7 +39,7 @@ answers, calls = {}, {}
 def run(**inputs):
     key = tuple(x.data_ptr() if hasattr(x, "data_ptr") else x for x in inputs.values())
     calls[key] = calls.get(key, 0) + 1
-    if calls[key] < 6:
+    if calls[key] < 3:
         answers[key] = compute(**inputs)
     return answers[key]
 """
