@@ -99,6 +99,8 @@ def test_bad_usage_of_bench(arguments: list[str], words: str, tmp_path: Path) ->
         (["kda", "--tokens", "99999"], "--tokens must be what the example can give"),
         (["kda", "--budget", "soon"], "--budget must be a time such as 90s, 10m or 1h, got 'soon'"),
         (["kda", "--budget", "0m"], "--budget must be a time"),
+        (["kda", "--budget", "\u0663s"], "--budget must be a time"),
+        (["kda", "--budget", "9" * 400], "--budget must be a time"),
         (["kda", "--resume"], "--resume must be absent beside --out"),
         (["kda", "--kernel", "none.py"], "FILE must be a Python file that can be read, got none.py"),
     ],
@@ -161,7 +163,7 @@ def test_a_folder_with_a_ledger_takes_no_other_run(tmp_path: Path) -> None:
 def test_resume_takes_the_newest_run_that_was_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = runner.invoke(app, ["run", "kda", "--resume"])
-    assert result.exit_code == 2 and "--resume must be given where a run was ended" in result.stderr
+    assert result.exit_code == 2 and "--resume must be given where a run was interrupted" in result.stderr
     for name, kind in (
         ("20260101T000000Z-0", "stopped"),
         ("20260102T000000Z-0", "verdict"),
@@ -248,6 +250,17 @@ def test_ledger_verify_and_log(tmp_path: Path) -> None:
     as_json = runner.invoke(app, ["ledger", "verify", str(path), "--json"])
     assert as_json.exit_code == 1 and "line 1 was changed" in json.loads(as_json.stdout)["problem"]
     assert runner.invoke(app, ["ledger", "log", str(path)]).exit_code == 1
+
+
+def test_a_ledger_without_a_choice_is_unfinished_and_has_a_report(tmp_path: Path) -> None:
+    path, page = tmp_path / "ledger.jsonl", tmp_path / "page.html"
+    old = Path(__file__).parents[2] / "docs" / "notes" / "2026-11-30-design-loop" / "captured-2048-tokens.jsonl"
+    path.write_bytes(b"".join(old.read_bytes().splitlines(keepends=True)[:60]))
+    assert "no choice has been made" in runner.invoke(app, ["ledger", "verify", str(path)]).output
+    assert json.loads(runner.invoke(app, ["ledger", "verify", str(path), "--json"]).stdout)["unfinished"] is True
+    assert "no choice" not in runner.invoke(app, ["ledger", "verify", str(old)]).output
+    assert runner.invoke(app, ["ledger", "report", str(path), "--out", str(page)]).exit_code == 0
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_records_page_and_check(tmp_path: Path) -> None:

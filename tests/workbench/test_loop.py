@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -192,7 +193,7 @@ def test_the_capture_of_an_ended_run_survives_another_job(tmp_path: Path) -> Non
 def test_a_run_that_has_ended_is_not_gone_on_with(outcome: Outcome, inputs: Path) -> None:
     folder = outcome.ledger.parent
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(InvalidValue, match="--out must be a folder without a run that has ended"):
+    with pytest.raises(InvalidValue, match="--out must be a folder without a finished run"):
         loop.run(Options(folder, 90, inputs, families=FAMILIES, seed=1), quiet)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -325,6 +326,53 @@ def test_a_seed_that_no_generator_takes(tmp_path: Path, seed: int) -> None:
 def test_a_run_needs_an_end(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="--budget must be given where --rounds is not"):
         Options(tmp_path, 90, rounds=None)
+
+
+@without_gpu
+@pytest.mark.usefixtures("simulated_cpu")
+def test_a_file_that_has_moved_is_judged_where_it_is(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "a" / "mine.py", tmp_path / "b" / "mine.py"
+    for path in (first, second):
+        path.parent.mkdir()
+        path.write_text("def run(**inputs): ...\n")
+    fields: dict[str, Any] = {"families": (), "rounds": 0, "seed": 1}
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(Options(tmp_path / "run", 90, inputs, kernels=(first,), **fields), stopping((TRITON, "L3", "queued")))
+    first.unlink()
+    judged: list[Subject] = []
+
+    def numerics(children: object, subject: Subject, on: object, heard: object, parts: int) -> Verdict:
+        judged.append(subject)
+        return Verdict(stage="L3", outcome="pass")
+
+    monkeypatch.setattr("kda2.workbench.judge.stages.numerics", numerics)
+    outcome = loop.run(Options(tmp_path / "run", 90, inputs, kernels=(second,), **fields), quiet)
+    assert [s.file for s in judged if s.file] == [str(second)]
+    assert next(c for c in outcome.candidates if c.name == "mine.py").correct
+    assert "not ranked as the model knows them not: mine.py" in outcome.rule or outcome.chosen == TRITON
+
+
+@without_gpu
+@pytest.mark.usefixtures("simulated_cpu")
+def test_the_table_of_a_run_that_goes_on_is_whole(inputs: Path, tmp_path: Path) -> None:
+    options = Options(tmp_path, 90, inputs, families=(), rounds=1, width=1, trials=1, seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(options, stopping(("*", "L2", "pass")))
+    told: set[tuple[str, str, str]] = set()
+    outcome = loop.run(options, lambda *event: told.add(event))  # type: ignore[arg-type,func-returns-value]
+    assert {(c.name, v.stage, v.outcome) for c in outcome.candidates for v in c.verdicts} <= told
+    assert outcome.rounds[0].interrupted and outcome.rounds[0].seconds_per_percent is None
+
+
+@pytest.mark.parametrize("names", [("a/mine.py", "b/mine.py"), ("triton",), ("mine.txt",)])
+def test_files_whose_names_do_not_tell_them_apart(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("def run(**inputs): ...\n")
+    with pytest.raises(InvalidValue, match="--kernel must be"):
+        loop.run(Options(tmp_path / "run", 90, tokens=8, kernels=tuple(tmp_path / name for name in names)), quiet)
 
 
 # --- with a simulated GPU ---------------------------------------------------------------------------------------------

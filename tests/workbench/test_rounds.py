@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kda2.workbench import rounds
@@ -27,7 +29,7 @@ def test_the_stage_that_loses_most_is_attacked() -> None:
 
 
 def test_a_gap_in_words() -> None:
-    assert str(Gap("state", 30.0, 5.0)) == "state takes 30.0 us, 6.0 times its floor of 5.0"
+    assert str(Gap("state", 30.0, 5.0)) == "state takes 30 us, 6.0 times its floor of 5"
 
 
 def test_stages_are_barren_until_something_is_gained() -> None:
@@ -62,11 +64,19 @@ def test_the_knee_is_where_a_per_cent_costs_much_more_than_the_cheapest() -> Non
 def test_a_round_in_one_sentence() -> None:
     said = rounds.decided([a_round(1, "state", 10.0)], STAGES, 1, None).says
     assert said == (
-        "round 1: because; 2 candidates for it (1 correct, 1 not run); best a, 9 us measured, 10 % gained in 10 s; the "
-        "next per cent would cost about 1 s if it costs what the last did; stops: as many rounds as were asked for"
+        "round 1: because; 2 candidates for it (1 correct, 1 not run); best a, 9 us measured, 10 % gained in 10 s; "
+        "hypotheses: 1 held; the next per cent would cost about 1 s if it costs what the last did; stops: as many "
+        "rounds as were asked for"
     )
     nothing = rounds.decided([a_round(1, "state", 0.0)], STAGES, None, None).says
-    assert "nothing gained in 10 s; no per cent has been gained in 10 s; goes on" in nothing
+    assert "nothing gained in 10 s; hypotheses: 1 held; no per cent has been gained in 10 s; goes on" in nothing
+
+
+def test_what_an_interrupted_round_cost_is_not_known() -> None:
+    cheap = a_round(1, "state", 10.0, seconds=10.0)
+    dear = replace(a_round(2, "output", 2.0, seconds=17.0), interrupted=True)
+    assert dear.seconds_per_percent is None and decision([cheap, dear]) == GO_ON
+    assert "2 % gained in 17 s since it was interrupted" in rounds.decided([cheap, dear], STAGES, None, None).says
 
 
 def test_a_round_is_plain_data_and_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from kda2.errors import KDA2Error
@@ -11,6 +12,7 @@ from kda2.workbench import extras
 def main() -> None:
     """Entry point. Exit codes: 0 all well; 1 a verdict, check or measurement failed; 2 bad usage or input;
     3 an optional package is missing; 130 stopped by Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what batch systems send is handled as Ctrl-C
     try:
         for package in ("typer", "rich", "pydantic"):
             extras.load(package, "the kda2 command")

@@ -113,9 +113,17 @@ def _plan(
         typed_case(suite.op, case)
     chosen = select(every, cases)
     names = (
-        f"kda2:{n}" if n in ("triton", "torch", "reference") else n for n in _split("--impls", impls) or suite.impls
+        f"kda2:{n}" if n in ("triton", "torch", "reference") else n
+        for n in _split("--impls", impls) or _usual(suite, target)
     )
     return Plan(suite, tuple(chosen), tuple(dict.fromkeys(names)), samples or suite.samples, target, capture)
+
+
+def _usual(suite: Suite, target: torch.device) -> tuple[str, ...]:
+    """The suite's implementations; on a CPU those that run there."""
+    if target.type != "cpu":
+        return suite.impls
+    return tuple(name for name in suite.impls if name in ("kda2:torch", "kda2:reference")) or ("kda2:torch",)
 
 
 def _split(option: str, text: str | None) -> tuple[str, ...] | None:

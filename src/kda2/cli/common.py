@@ -53,7 +53,7 @@ def families_of(pattern: str) -> tuple[str, ...]:
 
 def seconds(text: str) -> float:
     """Seconds of a time such as 90s, 10m or 1.5h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh]?)", text.strip(), re.ASCII)
     if found is None or not float(found[1]):
         raise InvalidValue("--budget", "a time such as 90s, 10m or 1h", repr(text))
     return float(found[1]) * _UNITS[found[2] or "s"]

@@ -12,6 +12,7 @@ from rich.markup import escape
 from kda2.cli.common import FAILED, Json, command, out
 from kda2.workbench import ledger
 from kda2.workbench.gist import gist
+from kda2.workbench.report import write_report
 
 app = typer.Typer(no_args_is_help=True, help="The hash-chained record of what was tried.")
 File = Annotated[
@@ -28,14 +29,39 @@ File = Annotated[
 def verify(file: File, as_json: Json = False) -> None:
     """Check every hash of the chain; exit code 1 if one does not hold."""
     found = ledger.verify(file)
+    unfinished = found.ok and _is_unfinished(file)
     if as_json:
-        print(json.dumps({"ok": found.ok, "lines": found.lines, "head": found.head, "problem": found.problem}))
+        document = {"ok": found.ok, "lines": found.lines, "head": found.head, "problem": found.problem}
+        print(json.dumps(document | {"unfinished": unfinished}))
     elif found.ok:
         out.print(f"{found.lines} lines hold, head {found.head}")
+        if unfinished:
+            out.print("no choice has been made: the run was interrupted, or is still going")
     else:
         out.print(f"[red]broken[/red]: {escape(found.problem)}; the {found.lines} lines before it hold")
     if not found.ok:
         raise typer.Exit(FAILED)
+
+
+def _is_unfinished(file: Path) -> bool:
+    """Whether it is the ledger of a run (it has candidates of the library's) without a choice."""
+    kinds = [line.kind for line in ledger.read(file)]
+    return "run" in kinds and "choice" not in kinds and kinds[-1] != "judged"
+
+
+@app.command()
+@command
+def report(
+    file: File,
+    target: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
+    as_json: Json = False,
+) -> None:
+    """Make the report of a ledger, finished or not."""
+    write_report(file, target)
+    if as_json:
+        print(json.dumps({"report": str(target)}))
+    else:
+        out.print(f"wrote {target}", highlight=False, soft_wrap=True)
 
 
 @app.command()

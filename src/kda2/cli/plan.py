@@ -20,7 +20,7 @@ def plan(
         str,
         typer.Option(
             help="T=8192,H=64 and so on. Keys: T, B, H, HV, K, V, C, dtype, gate, qk_l2norm, state, seqlens "
-            "(1300+547+2048)."
+            "(1300+547+2048). Unless given: T=8192, B=1, H=64, HV=H, K=V=128, C=64, bf16, bounded, fp32 states."
         ),
     ] = "",
     sms: Annotated[int | None, typer.Option(help="Multiprocessors; 78 on sm_90 is an H20.")] = None,

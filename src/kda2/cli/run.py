@@ -28,10 +28,10 @@ def run(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Where to write; runs/kda/<run> unless given. A run that was ended there is gone on with."
+            "--out", help="Where to write; runs/kda/<run> unless given. An interrupted run there is gone on with."
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the newest run under runs/kda that was ended.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with the newest interrupted run under runs/kda.")] = False,
     target: Annotated[str, typer.Option(help="Architecture to build for.")] = "sm_90",
     rounds: Annotated[
         int | None, typer.Option(min=0, help="Rounds of improvement at most: 3 unless given, or what --budget allows.")
@@ -82,10 +82,10 @@ def _folder(given: Path | None, resume: bool) -> Path:
     if not resume:
         return given or RUNS / new_run()
     if given is not None:
-        raise InvalidValue("--resume", "absent beside --out: a run that was ended there is gone on with", "both")
+        raise InvalidValue("--resume", "absent beside --out: an interrupted run there is gone on with", "both")
     ended = [f.parent for f in sorted(RUNS.glob("*/ledger.jsonl")) if not _finished(f)]
     if not ended:
-        raise InvalidValue("--resume", "given where a run was ended", f"no such run in {RUNS}")
+        raise InvalidValue("--resume", "given where a run was interrupted", f"no such run in {RUNS}")
     return ended[-1]
 
 

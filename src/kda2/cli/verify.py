@@ -23,14 +23,12 @@ from kda2.workbench import candidates as kernels
 from kda2.workbench.capture import Capture
 from kda2.workbench.journal import Journal, alone
 from kda2.workbench.judge import Judge
-from kda2.workbench.loop import GPU_SIZES, SEEDS, check_seed
+from kda2.workbench.loop import FILE_SIZES, GPU_SIZES, SEEDS, check_dtypes, check_seed
 from kda2.workbench.profiler import environment
 from kda2.workbench.records import STAGES, Candidate
 from kda2.workbench.verifier import Conditions, Limits
 from kda2.workbench.verifier.words import reasons
 
-# Two value heads show a mistake in one of them; small, as Triton's interpreter is slow.
-CPU_SIZES = {"T": 70, "H": 1, "HV": 2, "K": 32, "V": 32}
 # The call that is timed where none was captured.
 TIMED = {"T": 4096, "H": 16, "HV": 16, "K": 128, "V": 128}
 # Failed probes that are told in full.
@@ -66,7 +64,7 @@ def verify(
     candidate = _candidate(what, stage)
     gpu = bool(device.gpus())
     where = folder or Path("runs") / "verify" / environment.new_run()
-    wanted = {**(GPU_SIZES if gpu else CPU_SIZES), **_sizes(sizes)}
+    wanted = {**(GPU_SIZES if gpu else FILE_SIZES), **_sizes(sizes)}
     chosen, arch = families_of(families), arch_of(target)
     with alone(where):
         if (where / "ledger.jsonl").exists():
@@ -78,9 +76,9 @@ def verify(
         )  # fmt: skip
         judged = _judged(candidate, on, where, quiet=as_json)
     if as_json:
-        print(json.dumps(_plain(judged, where)))
+        print(json.dumps(_plain(judged, on, where)))
     else:
-        _tell(judged, where)
+        _tell(judged, on, where)
     if not judged.correct or any(v.outcome == "inconclusive" for v in judged.verdicts):
         raise typer.Exit(FAILED)
 
@@ -120,7 +118,7 @@ def _sizes(text: str | None) -> dict[str, Any]:
 def _capture(inputs: Path | None, folder: Path, sizes: Mapping[str, Any] | None) -> str | None:
     """The file of the captured call; where a GPU can time one and none was captured, a random one."""
     if inputs is not None:
-        Capture.load(inputs)
+        check_dtypes(Capture.load(inputs))
         return str(inputs.resolve())
     if sizes is None:
         return None
@@ -161,7 +159,7 @@ def _say(name: str, stage: str, text: str) -> None:
         out.print(f"  {stage} {STAGES[stage]:<32} {styled(text)}", highlight=False)
 
 
-def _tell(judged: Candidate, folder: Path) -> None:
+def _tell(judged: Candidate, on: Conditions, folder: Path) -> None:
     out.print()
     not_run: dict[str, list[str]] = {}
     for verdict in judged.verdicts:
@@ -178,6 +176,8 @@ def _tell(judged: Candidate, folder: Path) -> None:
     if judged.latency_us is not None:
         out.print(f"{judged.latency_us:.1f} us, {_against(judged)}", highlight=False)
     out.print(f"[bold]{escape(judged.name)}: {_verdict(judged)}[/bold]", soft_wrap=True)
+    sizes = ", ".join(f"{name}={value}" for name, value in on.sizes.items())
+    out.print(f"{len(on.families)} families at {sizes}, seed {on.seed}", highlight=False)
     out.print(f"ledger {folder / 'ledger.jsonl'}", highlight=False, soft_wrap=True)
 
 
@@ -195,13 +195,16 @@ def _verdict(judged: Candidate) -> str:
     if any(v.refuted for v in judged.verdicts):
         return "refused"
     if any(v.outcome == "inconclusive" for v in judged.verdicts):
-        return "inconclusive: it refuses some of the probes"
+        return "inconclusive: neither shown to be right nor wrong on some of the probes"
     return "correct on every probe" if judged.correct else "not judged: none of its numerics could run here"
 
 
-def _plain(judged: Candidate, folder: Path) -> dict[str, Any]:
+def _plain(judged: Candidate, on: Conditions, folder: Path) -> dict[str, Any]:
     return {
         "name": judged.name,
+        "families": list(on.families),
+        "sizes": dict(on.sizes),
+        "seed": on.seed,
         "verdict": _verdict(judged),
         "correct": judged.correct,
         "latency_us": judged.latency_us,

@@ -211,11 +211,11 @@ def nan_neighbour(p: Problem) -> dict[str, Any]:
     return kwargs
 
 
-@family(
-    "options", probes="scale, vk states in 16 bits, fp32 gates and betas, int32 offsets, rows of a fused projection"
-)
+@family("options", probes="scale, lower_bound, vk states in 16 bits, fp32 g and beta, int32 offsets, strided rows")
 def options(p: Problem) -> dict[str, Any]:
-    changed = replace(p, lengths=(5, 0, 40), scale=0.3, layout="vk", state=torch.bfloat16, dt_bias=False)
+    changed = replace(
+        p, lengths=(5, 0, 40), scale=0.3, layout="vk", state=torch.bfloat16, dt_bias=False, lower_bound=-1.5
+    )
     inputs = replace(changed, g_dtype=torch.float32, beta_dtype=torch.float32, offsets_dtype=torch.int32)
     return make(replace(inputs, strides="fused"))
 
@@ -223,6 +223,11 @@ def options(p: Problem) -> dict[str, Any]:
 @family("bare", probes="no initial state, a softplus gate without a bias")
 def bare(p: Problem) -> dict[str, Any]:
     return make(replace(p, state=None, gate="softplus", dt_bias=False, regime="weak"))
+
+
+@family("packed_bare", probes="packed sequences without an initial state: each starts from zeros")
+def packed_bare(p: Problem) -> dict[str, Any]:
+    return make(replace(p, lengths=(5, 0, 40), state=None, regime="weak"))
 
 
 @family("large_state", probes="an initial state of RMS 100: v - S^T k cancels", judge="same_roundings")

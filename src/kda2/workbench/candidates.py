@@ -92,7 +92,10 @@ def with_value(configs: Configs, stage: str, field: str, value: int) -> dict[str
 
 
 def check_distinct(kernels: tuple[Path, ...]) -> None:
-    """Refuse two files of one name: candidates are known by it."""
+    """Refuse two files of one name, and one that is not told apart from an implementation: names are what candidates
+    are known by."""
     names = [path.name for path in kernels]
+    if odd := [name for name in names if not name.endswith(".py")]:
+        raise InvalidValue("--kernel", "a Python file, whose name ends in .py", odd[0])
     if twice := [name for name in names if names.count(name) > 1]:
         raise InvalidValue("--kernel", "files of different names", f"{twice[0]} twice", "rename one of them")

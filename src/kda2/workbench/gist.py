@@ -61,7 +61,8 @@ def _verdict(p: Mapping[str, Any]) -> str:
 
 def _judged(p: Mapping[str, Any]) -> str:
     us = f", {p['latency_us']:g} us" if p.get("latency_us") else ""
-    return f"{p['name']}  {'correct' if p['correct'] else 'not shown to be correct'}{us}"
+    found = {True: "correct", False: "wrong", None: "neither shown to be correct nor wrong"}[p["correct"]]
+    return f"{p['name']}  {found}{us}"
 
 
 def _round(p: Mapping[str, Any]) -> str:

@@ -74,9 +74,14 @@ class Journal:
         self._take(kind, payload)
 
     def propose(self, candidate: Candidate) -> None:
-        """A candidate, written unless it is known already."""
-        if candidate.name not in self.candidates:
+        """A candidate, written unless it is known already; a file that has moved is known by its contents."""
+        known = self.candidates.get(candidate.name)
+        if known is None:
             self.note("candidate", candidate.model_dump(mode="json", exclude={"verdicts", "latency_us"}))
+        elif (known.impl, known.source) != (candidate.impl, candidate.source):
+            raise InvalidValue("the ledger", f"of the same {candidate.name}", f"{self.path}, with another of that name")
+        else:
+            self.candidates[candidate.name] = candidate
 
     def found(self, name: str, verdict: Verdict) -> None:
         """A verdict on a candidate, written unless its stage has one."""
@@ -84,10 +89,11 @@ class Journal:
             self.note("verdict", {"candidate": name, "verdict": verdict.model_dump(mode="json")})
 
     def close(self, name: str) -> None:
-        """Sum a candidate up, once."""
+        """Sum a candidate up, once: correct, wrong, or (None) neither shown."""
         if name not in self._judged:
             c = self.candidate(name)
-            summary = {"name": name, "correct": c.correct, "latency_us": c.latency_us}
+            correct = True if c.correct else False if any(v.refuted for v in c.verdicts) else None
+            summary = {"name": name, "correct": correct, "latency_us": c.latency_us}
             self.note("judged", summary)
 
     def verdict(self, name: str, *stages: str) -> Verdict | None:

@@ -7,7 +7,6 @@ import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
 
 from kda2.workbench.candidates import TRITON, subject_of
 from kda2.workbench.journal import Journal
@@ -144,9 +143,8 @@ class Judge:
             self.progress(name, stage, f"{next(answered)}/{probes}")
 
         self.progress(name, stage, "queued")
-        subject, on = subject_of(candidate), self.on
-        if candidate.parent is not None:
-            on = replace(on, tokens=on.variant_tokens)
+        subject = subject_of(candidate)
+        on = self.on.of(subject, derived=candidate.parent is not None)
         parts = 1 if subject.impl != TRITON else self._parts
         future = self._pool.submit(lambda: [stages.numerics(self.children, subject, on, heard, parts)])
         self._pending[future] = (name, False)

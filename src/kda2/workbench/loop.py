@@ -42,9 +42,11 @@ from kda2.workbench.writer import TemplateWriter, hypothesis_held
 # Sizes of the probe families: small for the interpreter, with several chunks and channels that are no power of two on
 # a GPU.
 INTERPRETER_SIZES = {"T": 70, "H": 1, "HV": 1, "K": 32, "V": 32}
+# Those of files of one's own, which nothing else tests: every axis has a length of its own, and no power of two.
+FILE_SIZES = {"T": 70, "B": 2, "H": 2, "HV": 4, "K": 24, "V": 20}
 # Tokens of the capture that go through the interpreter: of what ships, and of what was derived from it.
 INTERPRETER_TOKENS, VARIANT_TOKENS = 256, 128
-GPU_SIZES = {"T": 300, "H": 2, "HV": 4, "K": 128, "V": 100}
+GPU_SIZES = {"T": 300, "B": 2, "H": 2, "HV": 4, "K": 128, "V": 100}
 SEEDS = 2**31
 ROUNDS = 3
 # Candidates that a measured choice times once more, and the seconds kept for that.
@@ -115,7 +117,7 @@ def run(options: Options, progress: Progress) -> Outcome:
         capture = captures.from_example(options.tokens, options.gate)
     else:
         capture = Capture.load(options.inputs)
-    _check_dtypes(capture)
+    check_dtypes(capture)
     kernels.check_distinct(options.kernels)
     with alone(options.folder):
         run_ = _Run(options, capture, progress)
@@ -128,7 +130,7 @@ def run(options: Options, progress: Progress) -> Outcome:
             run_.close()
 
 
-def _check_dtypes(capture: Capture) -> None:
+def check_dtypes(capture: Capture) -> None:
     """Refuse a call that no tolerance judges."""
     wanted = [t.dtype for t in KDA.tolerances]
     for name in ("q", "initial_state"):
@@ -152,17 +154,20 @@ class _Run:
         self.label = "measured" if self.standings.measures else "predicted"
         self.judge: Judge | None = None
         self.best: tuple[str, float] | None = None
+        # candidates that the ledger had before this run
+        self.known = set(self.journal.candidates)
 
     def go(self) -> Outcome:
         if self.journal.choice:
             fix = "take another folder"
-            raise InvalidValue("--out", "a folder without a run that has ended", str(self.options.folder), fix)
+            raise InvalidValue("--out", "a folder without a finished run", str(self.options.folder), fix)
         judge = self._begin()
         self.standings.tried = [c.name for c in (*self.shipped, *self.files)]
         judge.judge([*self.shipped, *self.files])
         self._time(judge, [n for n in self.standings.tried if self.standings.contends(n)])
         self.best = self.standings.lead()
         self._plan()
+        write_report(self.journal.path, self.report)
         done, why = self._rounds(judge)
         judge.finish(list(self.journal.candidates))
         return self._choose(judge, done, why)
@@ -222,8 +227,12 @@ class _Run:
             tokens=None if self.standings.measures else INTERPRETER_TOKENS,
             variant_tokens=None if self.standings.measures else VARIANT_TOKENS,
             sizes=GPU_SIZES if self.standings.measures else INTERPRETER_SIZES,
+            file_sizes=GPU_SIZES if self.standings.measures else FILE_SIZES,
             seed=self.seed, limits=Limits(o.timeout_s),
         )  # fmt: skip
+        for name, verdicts in self.journal.verdicts.items():  # of an interrupted run
+            for verdict in verdicts.values():
+                self.progress(name, verdict.stage, verdict.outcome)
         self.judge = Judge(self.journal, on, self.progress)
         return self.judge
 
@@ -339,7 +348,7 @@ class _Run:
         return Round(
             round=number, stage=gap.stage, why=str(gap), candidates=became, hypotheses=held, best=best[0],
             best_us=best[1], label=self.label, gain_percent=round(100 * (1 - best[1] / lead[1]), 2),
-            seconds=round(seconds, 1),
+            seconds=round(seconds, 1), interrupted=bool(self.known & set(tried)),
         )  # fmt: skip
 
     def _left(self) -> float | None:
@@ -394,7 +403,9 @@ class _Run:
         ranking = [{"name": n, "us": us} for n, us in sorted(times.items(), key=lambda x: x[1])]
         chosen = predict.best(times, TRITON)
         if chosen is not None:
-            return predict.RULE, chosen, ranking
+            others = [n for n in contenders if n not in times]
+            beside = f"; correct, and not ranked as the model knows them not: {', '.join(others)}" if others else ""
+            return predict.RULE + beside, chosen, ranking
         correct = [n for n in self.standings.tried if self.standings.correct(n)]
         if not correct:
             return "no candidate is correct", None, ranking

@@ -35,7 +35,7 @@ class Gap:
 
     def __str__(self) -> str:
         times = self.us / self.floor_us
-        return f"{self.stage} takes {self.us:.1f} us, {times:.1f} times its floor of {self.floor_us:.1f}"
+        return f"{self.stage} takes {self.us:.4g} us, {times:.1f} times its floor of {self.floor_us:.4g}"
 
 
 def attack(gaps: Sequence[Gap], barren: frozenset[str]) -> Gap | None:
@@ -46,7 +46,8 @@ def attack(gaps: Sequence[Gap], barren: frozenset[str]) -> Gap | None:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did. `seconds` is its cost; `candidates` say what became of each proposal."""
+    """What one round did. `seconds` is its cost, unless it was `interrupted`: then they are those since it went on.
+    `candidates` say what became of each proposal."""
 
     round: int
     stage: str
@@ -58,6 +59,7 @@ class Round:
     label: str
     gain_percent: float
     seconds: float
+    interrupted: bool = False
     decision: str = GO_ON
     says: str = ""
 
@@ -67,8 +69,8 @@ class Round:
 
     @property
     def seconds_per_percent(self) -> float | None:
-        """What one per cent cost; None for a round that gained none."""
-        return self.seconds / self.gain_percent if self.gained else None
+        """What one per cent cost; None for a round that gained none, or whose cost is not known."""
+        return self.seconds / self.gain_percent if self.gained and not self.interrupted else None
 
     def plain(self) -> dict[str, Any]:
         """As a ledger line has it."""
@@ -90,7 +92,7 @@ def barren(rounds: Sequence[Round]) -> frozenset[str]:
 def past_the_knee(rounds: Sequence[Round]) -> bool:
     """Whether the newest gain cost so much more than the cheapest that the curve has bent."""
     costs = [c for r in rounds if (c := r.seconds_per_percent) is not None]
-    return len(costs) > 1 and bool(rounds[-1].gained) and costs[-1] > KNEE * min(costs)
+    return len(costs) > 1 and rounds[-1].seconds_per_percent is not None and costs[-1] > KNEE * min(costs)
 
 
 def next_percent(rounds: Sequence[Round]) -> str:
@@ -125,10 +127,15 @@ def _sentence(r: Round, decision: str, cost: str) -> str:
     became = Counter(_kind(text) for text in r.candidates.values())
     counts = ", ".join(f"{n} {kind}" for kind, n in became.items())
     gain = f"{r.gain_percent:g} % gained" if r.gained else "nothing gained"
+    gain += f" in {r.seconds:g} s"
+    if r.interrupted:
+        gain += " since it was interrupted"
+    held = Counter(r.hypotheses.values())
+    hypotheses = f"hypotheses: {', '.join(f'{n} {word}' for word, n in held.items())}; " if held else ""
     then = "goes on" if decision == GO_ON else f"stops: {STOP_RULES[decision]}"
     return (
         f"round {r.round}: {r.why}; {len(r.candidates)} candidates for it ({counts}); best {r.best}, "
-        f"{r.best_us:g} us {r.label}, {gain} in {r.seconds:g} s; {cost}; {then}"
+        f"{r.best_us:g} us {r.label}, {gain}; {hypotheses}{cost}; {then}"
     )
 
 

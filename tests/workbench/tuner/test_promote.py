@@ -132,6 +132,21 @@ def test_a_tampered_ledger_is_refused(tmp_path: Path, table: Path) -> None:
         promote(ledger, table)
 
 
+@pytest.mark.parametrize("choice", [{"chosen": "x"}, {"chosen": "x", "label": "measured"}, {"chosen": 3}])
+def test_a_choice_that_no_run_made(choice: dict[str, Any], tmp_path: Path, table: Path) -> None:
+    Journal(tmp_path / "ledger.jsonl").note("choice", choice)
+    with pytest.raises(NotPromoted):
+        promote(tmp_path / "ledger.jsonl", table)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"rows": [{}]}', "nonsense"])
+def test_a_file_that_is_no_table(text: str, tmp_path: Path, table: Path) -> None:
+    table.write_text(text)
+    with pytest.raises(InvalidValue, match="--table must be a table of kda2"):
+        promote(a_run(tmp_path / "ledger.jsonl"), table)
+    assert table.read_text() == text
+
+
 def test_files_that_are_no_ledger_or_no_table(tmp_path: Path, table: Path) -> None:
     with pytest.raises(LedgerError, match="cannot read"):
         promote(tmp_path / "none.jsonl", table)

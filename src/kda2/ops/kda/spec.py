@@ -75,7 +75,7 @@ FAMILIES = (
     "random", "saturated_gate", "no_decay", "weak_gate", "random_depth_gate", "deep_gate", "reset_log",
     "reset_softplus", "open_gate", "repeated_keys", "near_collinear_keys", "repeated_keys_neg_eigval",
     "unnormalised_keys", "tiny_rows", "one_token", "chunk_edges", "ragged", "all_empty", "nan_neighbour", "options",
-    "bare", "large_state",
+    "bare", "packed_bare", "large_state",
 )  # fmt: skip
 # Those whose first token is a probe of its own.
 STEP_FAMILIES = (

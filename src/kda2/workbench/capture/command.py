@@ -113,7 +113,8 @@ def _terminal_told_it() -> bool:
 def _result(status: int, folder: Path, control: Path) -> Result:
     for part in folder.glob(".*.part"):  # of a process that was killed
         part.unlink(missing_ok=True)
-    kept = tuple(Kept(path, _facts(path)) for path in sorted(folder.glob("*.safetensors"), key=_age))
+    found = {path: _facts(path) for path in sorted(folder.glob("*.safetensors"), key=_age)}
+    kept = tuple(Kept(path, facts) for path, facts in found.items() if facts is not None)
     told = _told(control / "told.jsonl")
     skipped = tuple(text for kind, text in told if kind == "skipped")
     trouble = [text for kind, text in told if kind == "failed"]
@@ -143,7 +144,12 @@ def _told(path: Path) -> list[tuple[str, str]]:
     return list(dict.fromkeys((told["kind"], told["text"]) for told in map(json.loads, lines)))
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    with extras.load("safetensors", "a capture file").safe_open(path, framework="pt") as f:
-        facts: dict[str, Any] = json.loads(f.metadata()["kda2"])["facts"]
+def _facts(path: Path) -> dict[str, Any] | None:
+    """What a capture says of its call; None for a file that is no capture, which the command may have written."""
+    files = extras.load("safetensors", "a capture file")
+    try:
+        with files.safe_open(path, framework="pt") as f:
+            facts: dict[str, Any] = json.loads((f.metadata() or {})["kda2"])["facts"]
+    except (KeyError, TypeError, ValueError, OSError, files.SafetensorError):
+        return None
     return facts

@@ -11,6 +11,8 @@ from kda2.errors import InvalidType, InvalidValue
 from kda2.ops.kda.check import MAX_K, MAX_V
 from kda2.testing.stages import CHUNKS
 
+# Each sequence is counted by itself.
+MOST_SEQUENCES = 100_000
 DTYPES = ("bf16", "fp16", "fp32")
 GATES = ("log", "softplus", "bounded")
 _STATE = re.compile(r"none|(fp32|bf16|fp16)(-in)?(-out)?")
@@ -53,6 +55,10 @@ class Problem:
             raise InvalidValue("C", f"a power of two, one of {', '.join(map(str, CHUNKS))}", repr(self.C))
         if self.K > MAX_K or self.V > MAX_V:
             raise InvalidValue("K and V", f"at most {MAX_K} and {MAX_V}", f"{self.K} and {self.V}")
+        if self.B > MOST_SEQUENCES or len(self.seqlens or ()) > MOST_SEQUENCES:
+            raise InvalidValue(
+                "B and seqlens", f"at most {MOST_SEQUENCES} sequences", f"{self.B} and {len(self.seqlens or ())}"
+            )
         if self.value_heads % self.H:
             raise InvalidValue("HV", f"a multiple of H = {self.H}", repr(self.HV))
         if self.seqlens is not None and (not self.seqlens or self.B != 1):
@@ -154,7 +160,7 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def _number(key: str, text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]+", text.strip(), re.ASCII):
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip(), re.ASCII):
         wanted = "whole numbers joined by +" if key == "seqlens" else "a whole number"
         raise InvalidValue(key, wanted, repr(text))
     return int(text)

@@ -42,9 +42,12 @@ def promote(ledger: Path, table: Path | None = None) -> Promotion:
     if not found.ok:
         raise NotPromoted(f"{ledger} does not hold: {found.problem}")
     journal = Journal.reading(ledger)
-    chosen = _promotable(journal)
+    try:
+        chosen = _promotable(journal)
+        rows = _rows(journal, chosen, found.head)
+    except (AttributeError, KeyError, TypeError) as e:
+        raise NotPromoted(f"{ledger} does not read as the ledger of a run: {type(e).__name__} {e}") from e
     target = table or _shipped_table(chosen)
-    rows = _rows(journal, chosen, found.head)
     if not rows:
         raise NotPromoted(f"{chosen.name} differs from the shipped configuration in nothing: the table has it already")
     _write(target, rows)
@@ -99,12 +102,12 @@ def _shipped_table(chosen: Candidate) -> Path:
 def _write(table: Path, rows: list[dict[str, Any]]) -> None:
     """Put `rows` before those they come before: the first row that agrees with a key wins. A row for the same key is
     replaced. The file is replaced whole."""
+    same = [(row["stage"], row["when"]) for row in rows]
     try:
         old = json.loads(table.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise InvalidValue("--table", "a table of kda2", f"{table}: {e}") from e
-    same = [(row["stage"], row["when"]) for row in rows]
-    kept = [row for row in old["rows"] if (row["stage"], row["when"]) not in same]
+        kept = [row for row in old["rows"] if (row["stage"], row["when"]) not in same]
+    except (KeyError, OSError, TypeError, ValueError) as e:
+        raise InvalidValue("--table", "a table of kda2", f"{table}: {type(e).__name__} {e}") from e
     files.replace_whole(table, _text({**old, "rows": [*rows, *kept]}))
 
 

@@ -72,7 +72,9 @@ class Kernel:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         # compiled from what was hashed: neither a later edit nor stale bytecode beside it is run
+        dtype = torch.get_default_dtype()
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+        torch.set_default_dtype(dtype)  # the judge makes tensors too
         return cls(path, module.run, getattr(module, "prepare", None))
 
 
@@ -156,8 +158,16 @@ def raised(e: BaseException, path: str | None) -> str:
     """An exception in words, with the line of the file that it came through last."""
     frame = _own_frame(e, path)
     where = "" if frame is None else f" ({Path(frame.filename).name}, line {frame.lineno} in {frame.name})"
-    text = " ".join(str(e).split())
+    text = " ".join(_words(e).split())
     return f"{type(e).__name__}: {text[:500]}{where}" if text else f"{type(e).__name__}{where}"
+
+
+def _words(e: BaseException) -> str:
+    """What an exception says, as text that JSON holds, whatever its own __str__ does."""
+    try:
+        return str(e).encode(errors="replace").decode()
+    except Exception:
+        return "its message cannot be read"
 
 
 def needs_gpu(e: BaseException, path: str | None) -> bool:
@@ -165,7 +175,7 @@ def needs_gpu(e: BaseException, path: str | None) -> bool:
     raised it is about CUDA."""
     if torch.cuda.is_available():
         return False
-    if any(words in str(e) for words in _NO_GPU):
+    if any(words in _words(e) for words in _NO_GPU):
         return True
     frame = _own_frame(e, path)
     return frame is not None and "cuda" in linecache.getline(frame.filename, frame.lineno or 0).lower()

@@ -21,6 +21,7 @@ from kda2.testing import (
     Problem,
     Verdict,
     diagnose,
+    fingerprint,
     poisoned_memory,
     verify,
     verify_call,
@@ -39,6 +40,7 @@ REFUSED, RAISED, NEEDS_GPU, CHANGED, BROKEN = "refused", "raised", "needs a GPU"
 MOST_DIAGNOSED = 3
 INPUTS = "inputs"  # the quantity under which changed inputs are told
 _CUDA_ERROR = "CUDA error"
+OVERWRITTEN = "run wrote into what it had returned for another call; return fresh tensors each time"
 Run = Callable[..., Any]
 Probe = Callable[[str], dict[str, Any]]
 
@@ -104,6 +106,8 @@ def _call_probe(subject: Subject, problem: Problem, task: Mapping[str, Any]) -> 
             verdict = verify_call(run, CAPTURE, _captured(task))
         else:
             verdict = verify(run, FAMILIES[name], problem)
+        if any(c.non_finite_want for c in verdict.comparisons):
+            return _ended(BROKEN, f"the call has no finite answer to hold anything against: {verdict.comparisons[0]}")
         found = plain(verdict)
         if not verdict.ok:
             failed += 1
@@ -128,22 +132,34 @@ def _says(verdict: Verdict, got: Outputs, kwargs: Mapping[str, Any], name: str) 
 
 
 def _kept(run: Run) -> tuple[Run, list[Any]]:
-    """`run` amid poisoned memory, and a list that holds what it returned last. Raises `_Raised`."""
+    """`run` amid poisoned memory, and a list that holds what it returned last. Raises `_Raised`, also where the answer
+    to one call is changed by the next."""
     last: list[Any] = []
+    before: dict[str, str] = {}
 
     def keeping(**kwargs: Any) -> Any:
-        last.clear()
         try:
             with poisoned_memory():
                 got = run(**kwargs)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # its faults are raised here, not in the judge
-        except (Exception, SystemExit) as e:
+            if last and _hashes(last[0]) != before:
+                raise BadOutput(OVERWRITTEN)
+        except Exception as e:
             raise _Raised from e
-        last.append(got)
+        except BaseException as e:  # the parent ends this process by a signal, not by an exception
+            raise _Raised from RuntimeError(f"{type(e).__name__}, which is for the process's own end")
+        last[:] = [got]
+        before.clear()
+        before.update(_hashes(got))
         return got
 
     return keeping, last
+
+
+def _hashes(got: Any) -> dict[str, str]:
+    outputs = got.values() if isinstance(got, Mapping) else got if isinstance(got, tuple) else ()
+    return fingerprint({str(i): x for i, x in enumerate(outputs) if isinstance(x, Tensor)})
 
 
 def _captured(task: Mapping[str, Any]) -> Mapping[str, Any]:

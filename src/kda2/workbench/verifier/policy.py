@@ -75,7 +75,8 @@ def _takes(run: ast.FunctionDef, names: Sequence[str]) -> Check:
     if missing:
         return Check(False, f"run does not take {', '.join(missing)}", "every input by name", "add **inputs to run")
     if unknown:
-        return Check(False, f"run asks for {', '.join(unknown)}", f"arguments among {', '.join(names)}", "rename them")
+        fix = "rename them, or say --stage if it computes one stage only"
+        return Check(False, f"run asks for {', '.join(unknown)}", f"arguments among {', '.join(names)}", fix)
     return Check(True, "run takes the inputs")
 
 

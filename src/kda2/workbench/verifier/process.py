@@ -167,7 +167,7 @@ class Child:
         if line is None:
             raise self._ended()
         try:
-            answer = json.loads(line)
+            answer = _storable(json.loads(line))
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
@@ -252,6 +252,15 @@ class Child:
     def _kill(self) -> None:
         if not self._gone.is_set():
             _kill_group(self.pid)
+
+
+def _storable(x: Any) -> Any:
+    """Plain data whose texts any file can hold: half of a surrogate pair, as a kernel may say it, becomes "?"."""
+    if isinstance(x, str):
+        return x.encode(errors="replace").decode()
+    if isinstance(x, dict):
+        return {_storable(name): _storable(value) for name, value in x.items()}
+    return [_storable(value) for value in x] if isinstance(x, list) else x
 
 
 def end_descendants(group: int, mark: str) -> None:

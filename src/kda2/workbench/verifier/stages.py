@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,9 +34,8 @@ _CODE: tuple[Literal["L0"], Literal["L1"], Literal["L2"]] = ("L0", "L1", "L2")
 
 @dataclass(frozen=True)
 class Conditions:
-    """What subjects are judged on: the captured call (None for none), its first `tokens` (None: all; `variant_tokens`
-    for what was derived from a candidate that has got `tokens`), probe families and their sizes (fields of
-    `kda2.testing.Problem`), the architecture to build for, and where to run."""
+    """What subjects are judged on: the captured call (None for none), its first `tokens` (None: all), probe families
+    and their sizes (fields of `kda2.testing.Problem`), the architecture to build for, and where to run; see `of`."""
 
     arch: int
     device: str
@@ -47,6 +46,14 @@ class Conditions:
     seed: int
     limits: Limits = Limits()  # noqa: RUF009 - frozen
     variant_tokens: int | None = None
+    file_sizes: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, subject: Subject, derived: bool) -> Conditions:
+        """The conditions of one subject: a file gets sizes of its own and the whole captured call, what was derived
+        from another candidate `variant_tokens` of it."""
+        if subject.impl == FILE:
+            return replace(self, tokens=None, sizes=self.file_sizes or self.sizes)
+        return replace(self, tokens=self.variant_tokens) if derived else self
 
     @property
     def on_gpu(self) -> bool:
