@@ -27,6 +27,7 @@ from kda2.workbench.loop import FILE_SIZES, GPU_SIZES, SEEDS, check_dtypes, chec
 from kda2.workbench.profiler import environment
 from kda2.workbench.records import STAGES, Candidate
 from kda2.workbench.verifier import Conditions, Limits
+from kda2.workbench.verifier.numerics import REFUSED
 from kda2.workbench.verifier.words import reasons
 
 # The call that is timed where none was captured.
@@ -194,8 +195,10 @@ def _against(judged: Candidate) -> str:
 def _verdict(judged: Candidate) -> str:
     if any(v.refuted for v in judged.verdicts):
         return "refused"
-    if any(v.outcome == "inconclusive" for v in judged.verdicts):
-        return "inconclusive: neither shown to be right nor wrong on some of the probes"
+    unclear = [v for v in judged.verdicts if v.outcome == "inconclusive"]
+    if unclear:
+        refuses = any(r.get("ended") == REFUSED for v in unclear for r in v.evidence.get("families", {}).values())
+        return "inconclusive: " + ("it refuses some of the probes" if refuses else "the judge itself failed on a probe")
     return "correct on every probe" if judged.correct else "not judged: none of its numerics could run here"
 
 
