@@ -5,9 +5,12 @@ VENV := .venv
 VENV36 := .venv-triton36
 OLD_TRITON := 3.6.0
 
-# Threads of torch's CPU kernels in the tests: the shapes are small, more would only wait for each other.
-TEST = OMP_NUM_THREADS=2 $(VENV)/bin/python -m pytest
-TEST36 = OMP_NUM_THREADS=2 $(VENV36)/bin/python -m pytest
+# A file of tests to a process, two at a time; torch's CPU kernels have small shapes here, more threads would only wait
+# for each other.
+WORKERS ?= 2
+PARALLEL = -n $(WORKERS) --dist loadfile
+TEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(PARALLEL)
+TEST36 = OMP_NUM_THREADS=1 $(VENV36)/bin/python -m pytest $(PARALLEL)
 
 .DEFAULT_GOAL := help
 .PHONY: help run install test test-all test-slow test-triton36 check clean
@@ -20,19 +23,19 @@ run: install ## capture, build, verify, measure and choose for KDA; writes a rep
 
 test: install ## the tests: those with a GPU are skipped where there is none
 	$(TEST) -m "not slow and not interpreter"
-	TRITON_INTERPRET=1 $(TEST) -m "interpreter and not slow"
+	TRITON_INTERPRET=1 $(TEST) --dist load -m "interpreter and not slow"
 
 test-all: test-slow test-triton36 ## the longer tests, and those of the kernels under the oldest supported Triton
 
 # pytest exits with 5 where no test has both marks.
 test-slow: install
-	TRITON_INTERPRET=1 $(TEST) -m "slow and interpreter" --timeout 1200 || [ $$? -eq 5 ]
-	$(TEST) -m "slow and not interpreter" --timeout 1200
+	TRITON_INTERPRET=1 $(TEST) --dist load -m "slow and interpreter" --timeout 1200 || [ $$? -eq 5 ]
+	$(TEST) --dist load -m "slow and not interpreter" --timeout 1200
 
 test-triton36: $(VENV36)/installed
 	$(TEST36) -m "not slow and not interpreter" tests/backends tests/compile
-	TRITON_INTERPRET=1 $(TEST36) -m "interpreter and not slow" tests/backends
-	TRITON_INTERPRET=1 $(TEST36) -m "interpreter and not slow" tests/ops/kda/test_triton.py -k "family or packed"
+	TRITON_INTERPRET=1 $(TEST36) --dist load -m "interpreter and not slow" tests/backends
+	TRITON_INTERPRET=1 $(TEST36) --dist load -m "interpreter and not slow" tests/ops/kda/test_triton.py -k "family or packed"
 
 check: ## style, types, import direction, quick tests, stale records
 	scripts/check
