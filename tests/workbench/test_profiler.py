@@ -180,7 +180,7 @@ def test_suites_that_measure_nothing_or_write_elsewhere(change: dict[str, Any], 
 
 
 def test_bad_suites(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match=r"one of \['kda-prefill', 'kda-step'\]"):
+    with pytest.raises(InvalidValue, match=r"one of \['kda-lineage', 'kda-prefill', 'kda-step'\]"):
         suites.load_suite("kda-nothing")
     path = tmp_path / "bad.toml"
     path.write_text('suite = "x"\nop = "kda"\n')

@@ -145,7 +145,7 @@ def _kept(run: Run) -> tuple[Run, list[Any]]:
                 torch.cuda.synchronize()  # its faults are raised here, not in the judge
             if last and _hashes(last[0]) != before:
                 raise BadOutput(OVERWRITTEN)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             raise _Raised from e
         except BaseException as e:  # the parent ends this process by a signal, not by an exception
             raise _Raised from RuntimeError(f"{type(e).__name__}, which is for the process's own end")
