@@ -38,6 +38,12 @@ class Ceilings:
     datasheet_bytes_per_s: float
     datasheet_bf16_flops: float
 
+    def floor_us(self, bytes_moved: int, flops: int, datasheet: bool = False) -> float:
+        """The least microseconds that these rates (or the datasheet's) allow for so many bytes and operations."""
+        if datasheet:
+            return max(bytes_moved / self.datasheet_bytes_per_s, flops / self.datasheet_bf16_flops) * 1e6
+        return max(bytes_moved / self.copy_bytes_per_s, flops / self.bf16_flops) * 1e6
+
 
 # Measured on the device with torch 2.11: an 8 GB copy and an 8192^3 product on random data.
 MEASURED_CEILINGS: dict[str, Ceilings] = {

@@ -7,12 +7,17 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from loop_events import FAMILIES, quiet
 
 from kda2 import device
+from kda2.testing import Problem, make
 from kda2.workbench import judge, loop
+from kda2.workbench.capture import Capture
+from kda2.workbench.loop import Options, Outcome
 from kda2.workbench.profiler.timing import Timing
 from kda2.workbench.records import Verdict
 from kda2.workbench.verifier import stages
@@ -98,3 +103,16 @@ def timing(us: float) -> Timing:
     """Two hundred samples around a median, with a per mille of noise."""
     rng = random.Random(round(us * 1000))
     return Timing(tuple(us * rng.gauss(1.0, 1e-3) for _ in range(200)), (us,) * 200)
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("capture") / "tiny.safetensors"
+    Capture(make(Problem(T=20, H=1, HV=1, K=32, V=32)), {"layer": "none"}).save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def outcome(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("run")
+    return loop.run(Options(folder, 90, inputs, families=FAMILIES, rounds=2, width=2, trials=1, seed=1), quiet)

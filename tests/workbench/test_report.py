@@ -4,52 +4,41 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from report_ledger import (
+    BOOK,
+    CAPTURE,
+    DIAGNOSIS,
+    FASTER,
+    FILE,
+    FLOORS,
+    RUN,
+    SAME,
+    SHIPPED,
+    SPILLS,
+    SPILT,
+    TWIN,
+    Writing,
+    family,
+    finished,
+    shipped_and_variants,
+    stage_code,
+)
+from report_page import markup, table, words
 
 from kda2.workbench import ledger as ledgers
-from kda2.workbench.floors import kernel_floors
 from kda2.workbench.ledger import Ledger
-from kda2.workbench.planner import Problem, plan
-from kda2.workbench.records import STAGES, Candidate, Expected, Verdict
+from kda2.workbench.records import STAGES
 from kda2.workbench.report import charts, render, tell, write_report
-from kda2.workbench.report.sections import common_reason, failures, undone, why
-from kda2.workbench.report.story import Speed, Story
-from kda2.workbench.rounds import Round, decided
+from kda2.workbench.report.sections import failures, undone
+from kda2.workbench.report.story import Story
 
 NOTES = Path(__file__).parents[2] / "docs" / "notes" / "2026-11-29-kda-triton"
-BOOK = plan("kda", "sm_90", Problem(B=1, T=512, H=4, HV=4, K=128, V=128, C=32, dtype="bf16", gate="softplus"))
-FLOORS = kernel_floors(BOOK)
-SHIPPED, FASTER, SPILLS, TWIN, FILE = (
-    "triton",
-    "triton state BV=16",
-    "triton state BV=128",
-    "triton twin",
-    "no_delta.py",
-)
-SPILT = "pruned: state spills 264 bytes a thread, the shipped one 0"
-SAME = f"the same machine code as {FASTER}"
-DIAGNOSIS = "O is off by 0.72. It computes what the mistake no_delta computes: the correction is missing."
 PLOTLY, UNRUN = "/* plotly */", "\N{EN DASH}"
-CAPTURE = {
-    "batch": 1, "tokens": 512, "heads": 4, "value_heads": 4, "K": 128, "V": 128, "sequences": 1, "dtype": "bfloat16",
-    "gate": "softplus", "lower_bound": None, "scale": 0.088, "qk_l2norm": True, "beta_sigmoid": True,
-    "allow_neg_eigval": False, "state_layout": "kv", "output_final_state": True, "origin": {"layer": "a layer"},
-    "file": "capture.safetensors", "sha256": "ab" * 32,
-    "regime": {
-        "half_life_tokens": {"p50": 18.25}, "resets": 0,
-        "histogram": {"log10_of_minus_log_decay": [-3.0, -2.0, -1.0], "count": [3, 1]},
-    },
-}  # fmt: skip
-RUN = {
-    "op": "kda", "arch": 90, "seed": 7, "families": ["random"], "rounds": 2, "kernels": [], "capture": CAPTURE,
-    "environment": {"device": "NVIDIA H200", "kda2": "0.1.0", "torch": "2.11", "triton": "3.6.0"},
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,129 +47,6 @@ def without_plotly() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as m:
         m.setattr(charts, "script", lambda: PLOTLY)
         yield
-
-
-# --- ledgers to report on ---
-
-
-def stage_code(registers: int = 128, spills: int = 0, shared: int = 8192) -> dict[str, Any]:
-    return {
-        "num_warps": 4, "registers": registers, "spills": spills, "shared": shared, "instructions": 1000, "ctas": 132,
-        "bytes": 4_800_000, "trips": 1, "groups": {"HMMA": 32, "LDL": 0, "STL": 0},
-        "occupancy": {"ctas": 3, "limit": "registers"},
-    }  # fmt: skip
-
-
-def family(relative_l2: float, **more: Any) -> dict[str, Any]:
-    quantity = {
-        "ok": relative_l2 <= 0.006, "relative_l2": relative_l2, "limit": 0.006, "worst": "token 3",
-        "worst_rms_off": 0.1, "element_limit": 0.08, "says": f"o: relative L2 {relative_l2}",
-    }  # fmt: skip
-    return {"ok": quantity["ok"], "margin": relative_l2 / 0.006, "quantities": {"o": quantity}, **more}
-
-
-@dataclass
-class Writing:
-    """Writes a ledger as a run does."""
-
-    path: Path
-    run: Mapping[str, Any] = field(default_factory=lambda: RUN)
-
-    def __post_init__(self) -> None:
-        self.ledger = Ledger(self.path)
-        self.ledger.append("run", self.run)
-
-    def candidate(self, name: str, **fields: Any) -> None:
-        fields = {"op": "kda", "impl": "triton", "writer": "kda2", **fields}
-        candidate = Candidate.model_validate({"name": name, **fields})
-        self.ledger.append("candidate", candidate.model_dump(mode="json", exclude={"verdicts", "latency_us"}))
-
-    def verdict(self, name: str, stage: str, outcome: str = "pass", **evidence: Any) -> None:
-        verdict = Verdict.model_validate({"stage": stage, "outcome": outcome, "evidence": evidence, "seconds": 0.5})
-        self.ledger.append("verdict", {"candidate": name, "verdict": verdict.model_dump(mode="json")})
-
-    def not_run(self, name: str, stages: str, why: str) -> None:
-        for stage in stages.split():
-            self.verdict(name, stage, f"not_run({why})")
-
-    def code(self, name: str, state: dict[str, Any]) -> None:
-        self.verdict(name, "L0")
-        self.verdict(name, "L1", stages={"prepare": stage_code(), "state": state, "output": stage_code(shared=1536)})
-        self.verdict(name, "L2")
-
-    def correct(self, name: str) -> None:
-        self.not_run(name, "L3", "judged on the GPU")
-        self.verdict(name, "L4", families={"captured call": family(0.003), "random": family(0.004)}, on="cuda:0")
-
-    def timed(self, name: str, us: float, state_us: float, speed: tuple[float, float, float] | None = None) -> None:
-        against: dict[str, Any] = {}
-        if speed is not None:
-            low, value, high = speed
-            against = {
-                "against": SHIPPED, "speed": {"low": low, "value": value, "high": high, "verdict": "faster"},
-            }  # fmt: skip
-        self.verdict(
-            name, "L6", median_us=us, p95_us=None, max_us=us + 2, call_us=90.0, samples=200, host_paced=False,
-            floor_us=4.0, stages_us={"prepare": 5.0, "state": state_us, "output": 4.0},
-            **{"refilled inputs": family(0.003)}, **against,
-        )  # fmt: skip
-
-    def rounds(self) -> None:
-        first = Round(
-            1, "state", "state takes 30.0 us, 9.6 times its floor of 3.1",
-            {FASTER: "correct, 40 us", SPILLS: f"not_run({SPILT})", TWIN: f"not_run({SAME})"},
-            {FASTER: "held", SPILLS: "refuted"}, FASTER, 40.0, "measured", 20.0, 50.0,
-        )  # fmt: skip
-        second = Round(2, "prepare", "prepare is left", {}, {}, FASTER, 40.0, "measured", 0.0, 8.0)
-        told = [decided([first], ("prepare", "state"), None, None)]
-        told.append(decided([*told, second], ("prepare", "state"), 2, None))
-        for round_ in told:
-            self.ledger.append("round", round_.plain())
-
-
-def shipped_and_variants(w: Writing) -> None:
-    """What ships, a file that is wrong, and what the first round proposed."""
-    w.candidate(SHIPPED, parameters={"prepare": {"BT": 32}})
-    w.candidate(FILE, impl="file", writer="file", parameters={"file": f"/home/{FILE}"})
-    w.code(SHIPPED, stage_code(162, shared=47104))
-    w.correct(SHIPPED)
-    w.timed(SHIPPED, 50.0, 30.0)
-    w.verdict(FILE, "L0")
-    w.not_run(FILE, "L1 L2", "it launches no Triton kernel")
-    w.verdict(FILE, "L4", "fail", families={"random": family(0.72, says=DIAGNOSIS)}, on="cuda:0")
-    w.ledger.append(
-        "plan", {"says": "floors of the stages", "floors_us": FLOORS, "book": BOOK.model_dump(mode="json")}
-    )  # fmt: skip
-    expected = Expected(metric="state: ctas", change="higher")
-    for name in (FASTER, SPILLS, TWIN):
-        about = f"{name.removeprefix('triton ')}: more CTAs"
-        w.candidate(name, writer="kda2 template", parent=SHIPPED, hypothesis=about, expected=expected)
-    w.code(FASTER, stage_code(126, shared=23552))
-    w.code(SPILLS, stage_code(255, spills=264))
-    w.code(TWIN, stage_code(126, shared=23552))
-    w.not_run(SPILLS, "L3 L4", SPILT)
-    w.not_run(TWIN, "L3 L4", SAME)
-    w.correct(FASTER)
-    w.timed(FASTER, 40.5, 21.0, (1.22, 1.25, 1.27))
-
-
-def finished(w: Writing) -> None:
-    """The rest of a run that chose."""
-    w.rounds()
-    for name in (SPILLS, TWIN, FILE):
-        w.not_run(name, "L6", "its numerics did not pass")
-    for name in (SHIPPED, FILE, FASTER, SPILLS, TWIN):
-        w.not_run(name, "L5 L7", "not part of this job")
-    w.not_run(FILE, "L3", "judged on the GPU")
-    ranking = [{"name": FASTER, "us": 40.0}, {"name": SHIPPED, "us": 50.0, "host_paced": True}]
-    w.ledger.append(
-        "choice",
-        {
-            "chosen": FASTER, "label": "measured", "rule": "lowest median of the 2 best", "ranking": ranking,
-            "stopped_by": "rounds", "why": "as many rounds as were asked for",
-            "cost": "the next per cent would cost 2 s",
-        },
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -199,58 +65,6 @@ def page(measured: Path) -> str:
 @pytest.fixture(scope="module")
 def story(measured: Path) -> Story:
     return tell(ledgers.read(measured))
-
-
-def markup(page: str) -> str:
-    """The page without its scripts."""
-    return re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
-
-
-def words(page: str) -> str:
-    """The page's text, every run of spaces one."""
-    text = re.sub(r"<style.*?</style>|<[^>]+>", " ", markup(page), flags=re.DOTALL)
-    return " ".join(text.replace("&#39;", "'").replace("&times;", "x").split())
-
-
-class Tables(HTMLParser):
-    """The tables of a page: per table the classes of each row and its cells (data-sort or None, text)."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tables: list[list[tuple[str, list[tuple[str | None, str]]]]] = []
-        self._inside = False
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append((dict(attrs).get("class") or "", []))
-        elif tag in ("td", "th"):
-            self.tables[-1][-1][1].append((dict(attrs).get("data-sort"), ""))
-            self._inside = True
-
-            self._wide = int(dict(attrs).get("colspan") or 1)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th"):
-            self._inside = False
-            self.tables[-1][-1][1].extend([(None, "")] * (self._wide - 1))
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            sort, text = self.tables[-1][-1][1].pop()
-            text = " ".join(f"{text} {data}".split()).replace("\N{MULTIPLICATION SIGN}", "x")
-            self.tables[-1][-1][1].append((sort, text))
-
-
-def table(page: str, *heads: str) -> list[tuple[str, dict[str, tuple[str | None, str]]]]:
-    """The rows of the first table that has these heads: their class, and their cells by head."""
-    for rows in Tables(page).tables:
-        names = [text for _, text in rows[0][1]]
-        if set(heads) <= set(names):
-            return [(kind, dict(zip(names, cells, strict=True))) for kind, cells in rows[1:]]
-    raise AssertionError(f"no table has {heads}")
 
 
 # --- the page of a measured run ---
@@ -535,61 +349,3 @@ def test_a_report_is_written_whole_or_not_at_all(
         write_report(measured, tmp_path / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert (tmp_path / "report.html").read_text() == "the last one"
-
-
-# --- what the page is made from ---
-
-
-def predicted(folder: Path) -> Story:
-    w = Writing(folder / "ledger.jsonl", RUN | {"environment": {"device": "cpu"}})
-    w.candidate(SHIPPED)
-    w.candidate(FASTER, parent=SHIPPED)
-    w.candidate("torch", impl="torch")
-    w.code(SHIPPED, stage_code() | {"bytes": 9_600_000})
-    w.code(FASTER, stage_code())
-    w.verdict(SHIPPED, "L3", families={"random": family(0.003)}, on="cpu")
-    return tell(ledgers.read(w.path))
-
-
-def test_without_a_gpu_times_come_from_the_model(tmp_path: Path) -> None:
-    """A stage of 4.8 MB takes 1 us at 4.8 TB/s; its 1000 instructions of 4 warps on 4 schedulers 0.5 us at 1.98 GHz."""
-    story = predicted(tmp_path)
-    shipped, faster, torch = story.rows.values()
-    assert (story.label, story.shipped) == ("predicted", shipped)
-    assert story.stages_us(shipped) == {"prepare": 1.0, "state": 2.0, "output": 1.0}
-    assert (story.us(shipped), story.us(faster), story.us(torch)) == (4.0, 3.0, None)
-    assert story.speed(faster) == Speed(4 / 3)
-    assert story.speed(shipped) is None and story.speed(torch) is None
-    assert (shipped.status, faster.status) == ("correct", "not shown")
-
-
-def test_what_was_refuted_has_no_time(tmp_path: Path) -> None:
-    story = predicted(tmp_path)
-    faster = story.rows[FASTER]
-    faster.verdicts["L3"] = Verdict(stage="L3", outcome="fail")
-    assert story.us(faster) is None and story.speed(faster) is None
-    faster.verdicts["L6"] = Verdict(stage="L6", outcome="invalid", evidence={"median_us": 1.0})
-    assert faster.latency == {}
-
-
-@pytest.mark.parametrize(
-    ("said", "common"),
-    [
-        (SPILT, "pruned: it spills more than what ships"),
-        ("its modelled time, 9.5 us, is not below the 8 us of x", "its modelled time is not below the best so far"),
-        ("it needs a GPU: run raised RuntimeError: no\nGPU", "it needs a GPU"),
-        ("no interpreter runs Gluon kernels", "no interpreter runs Gluon kernels"),
-        ("plain torch: it has no kernels of its own", "plain torch: it has no kernels of its own"),
-    ],
-)
-def test_reasons_that_differ_in_particulars_only_are_one(said: str, common: str) -> None:
-    assert common_reason(said) == common
-
-
-def test_the_words_of_older_ledgers() -> None:
-    older = {"failures": {"state": "out of resources"}, "arch": 90}
-    assert why(Verdict(stage="L1", outcome="fail", evidence=older)) == ["state: out of resources"]
-    odd = {"not_powers_of_two": ["prepare num_warps=3"]}
-    assert why(Verdict(stage="L0", outcome="fail", evidence=odd)) == ["prepare num_warps=3"]
-    assert why(Verdict(stage="L3", outcome="fail", evidence={"ended": "killed"})) == ["killed"]
-    assert why(Verdict(stage="L3", outcome="fail")) == ["see its evidence"]

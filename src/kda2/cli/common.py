@@ -11,7 +11,6 @@ from typing import Annotated, ParamSpec
 import typer
 from rich.console import Console
 
-from kda2 import device
 from kda2.errors import InvalidType, InvalidValue, KDA2Error, MissingExtra
 from kda2.testing import FAMILIES
 
@@ -29,15 +28,6 @@ def check_op(op: str) -> None:
     """The workbench designs kernels for one operator so far."""
     if op != "kda":
         raise InvalidValue("op", "'kda'", repr(op))
-
-
-def arch_of(target: str) -> int:
-    """90 for "sm_90"."""
-    found = re.fullmatch(r"sm_(\d+)a?", target)
-    known = sorted(device.SHARED_MEMORY_LIMIT)
-    if found is None or int(found[1]) not in known:
-        raise InvalidValue("--target", f"one of {', '.join(f'sm_{a}' for a in known)}", repr(target))
-    return int(found[1])
 
 
 def families_of(pattern: str) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from kda2.cli.common import FAILED, Json, arch_of, check_op, command, err, families_of, out, seconds
+from kda2.cli.common import FAILED, Json, check_op, command, err, families_of, out, seconds
 from kda2.errors import InvalidValue
 from kda2.workbench.loop import ROUNDS, Options, Outcome
 from kda2.workbench.loop import run as run_loop
+from kda2.workbench.parts import arch_of
 from kda2.workbench.profiler.environment import new_run
 from kda2.workbench.records import STAGES
 from kda2.workbench.verifier.words import reasons

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from kda2 import device
-from kda2.cli.common import FAILED, Json, arch_of, check_op, command, families_of, out
+from kda2.cli.common import FAILED, Json, check_op, command, families_of, out
 from kda2.cli.run import styled
 from kda2.dispatch import registered
 from kda2.errors import InvalidValue
@@ -24,7 +24,10 @@ from kda2.workbench.capture import Capture
 from kda2.workbench.journal import Journal, alone
 from kda2.workbench.judge import Judge
 from kda2.workbench.loop import FILE_SIZES, GPU_SIZES, SEEDS, check_dtypes, check_seed
+from kda2.workbench.parts import arch_of
+from kda2.workbench.planner.problem import assignments
 from kda2.workbench.profiler import environment
+from kda2.workbench.profiler.problems import DTYPES
 from kda2.workbench.records import STAGES, Candidate
 from kda2.workbench.verifier import Conditions, Limits
 from kda2.workbench.verifier.numerics import REFUSED
@@ -34,7 +37,6 @@ from kda2.workbench.verifier.words import reasons
 TIMED = {"T": 4096, "H": 16, "HV": 16, "K": 128, "V": 128}
 # Failed probes that are told in full.
 SHOWN = 2
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @command
@@ -100,15 +102,14 @@ def _candidate(what: str, stage: str | None) -> Candidate:
 def _sizes(text: str | None) -> dict[str, Any]:
     """The sizes that the user names."""
     found: dict[str, Any] = {}
-    for part in filter(None, (text or "").split(",")):
-        name, _, value = part.strip().partition("=")
-        if name == "dtype" and value in _DTYPES:
-            found["dtype"] = _DTYPES[value]
+    for name, value in assignments(text or "").items():
+        if name == "dtype" and value in DTYPES:
+            found["dtype"] = value
         elif name in ("T", "B", "H", "HV", "K", "V") and value.isdecimal() and int(value) > 0:
             found[name] = int(value)
         else:
-            wanted = "T, B, H, HV, K or V with a number above 0, or dtype with bf16, fp16 or fp32"
-            raise InvalidValue("--problem", wanted, repr(part))
+            wanted = f"T, B, H, HV, K or V with a number above 0, or dtype with one of {', '.join(DTYPES)}"
+            raise InvalidValue("--problem", wanted, f"{name}={value}")
     if "H" in found and "HV" not in found:
         found["HV"] = 2 * found["H"]
     if found.get("HV", 1) % found.get("H", 1):
@@ -123,8 +124,7 @@ def _capture(inputs: Path | None, folder: Path, sizes: Mapping[str, Any] | None)
         return str(inputs.resolve())
     if sizes is None:
         return None
-    dtype = getattr(torch, sizes.get("dtype", "bfloat16"))
-    problem = Problem(**{**TIMED, "K": sizes["K"], "V": sizes["V"]}, dtype=dtype)
+    problem = Problem(**{**TIMED, "K": sizes["K"], "V": sizes["V"]}, dtype=DTYPES[sizes.get("dtype", "bf16")])
     file = folder / "random.safetensors"
     Capture(make(problem), {"made": "random inputs, gates of mixed depth"}).save(file)
     return str(file.resolve())

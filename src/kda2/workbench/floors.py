@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from typing import Any
 
-from kda2.testing.verify import NAMES
 from kda2.workbench.capture import Capture
 from kda2.workbench.parts import PARTS, part_for
 from kda2.workbench.planner import Problem, plan
@@ -23,18 +22,14 @@ KERNEL_STAGES: Mapping[str, tuple[str, ...]] = {
 def plan_of(capture: Capture, arch: int, chunk: int) -> BlockPlan | None:
     """The specification book of a captured call in chunks of `chunk` tokens; None for a call without a token, and for
     an architecture without a part to plan for."""
-    kwargs = capture.kwargs
-    B, T, H, K = kwargs["q"].shape
+    B, T = capture.kwargs["q"].shape[:2]
     if not B * T or arch not in PARTS:
         return None
-    initial, offsets = kwargs.get("initial_state"), kwargs.get("cu_seqlens")
-    ways = [w for w, there in (("in", initial is not None), ("out", kwargs.get("output_final_state"))) if there]
-    state = "-".join([NAMES[initial.dtype] if initial is not None else "fp32", *ways]) if ways else "none"
-    lengths = None if offsets is None else tuple(b - a for a, b in pairwise(offsets.tolist()))
-    shape = {"T": T, "B": B} if lengths is None else {}
+    case, packed = capture.case(), capture.kwargs.get("cu_seqlens") is not None
+    shape: dict[str, Any] = {"seqlens": tuple(case["seqlens"])} if packed else {"T": T, "B": B}
     problem = Problem(
-        **shape, H=H, HV=kwargs["v"].shape[2], K=K, V=kwargs["v"].shape[3], C=chunk, dtype=NAMES[kwargs["q"].dtype],
-        gate=capture.gate.kind, qk_l2norm=bool(kwargs.get("qk_l2norm")), state=state, seqlens=lengths,
+        **shape, H=case["qk_heads"], HV=case["heads"], K=case["k"], V=case["v"], C=chunk, dtype=case["dtype"],
+        gate=capture.gate.kind, qk_l2norm=capture.options()["qk_l2norm"], state=case["state"],
     )  # fmt: skip
     return plan("kda", f"sm_{arch}", problem)
 

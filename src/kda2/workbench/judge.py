@@ -71,18 +71,17 @@ class Judge:
         if self.journal.verdict(name, *_NUMERICS) is None:
             self._not_run(name, _NUMERICS, why)
 
-    def time(self, names: Sequence[str], baseline: str) -> dict[str, Timing]:
+    def time(self, names: Sequence[str], baseline: str) -> None:
         """L6 of candidates, beside the baseline; those timed before are not timed again."""
         left = [name for name in names if self.journal.verdict(name, "L6") is None]
         if not left:
-            return {}
+            return
         together = list(dict.fromkeys([baseline, *left]))
         for name in left:
             self.progress(name, "L6", "timing")
-        verdicts, timings = stages.latency(self.children, self._subjects(together), baseline, self.on)
+        verdicts, _ = stages.latency(self.children, self._subjects(together), baseline, self.on)
         for name in left:
             self._found(name, verdicts[name])
-        return timings
 
     def time_against_shipped(self, name: str) -> None:
         """L6 of one candidate beside what the library would run."""

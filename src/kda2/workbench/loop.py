@@ -7,7 +7,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,13 @@ from kda2.testing import FAMILIES
 from kda2.testing.verify import NAMES
 from kda2.workbench import candidates as kernels
 from kda2.workbench import capture as captures
-from kda2.workbench import predict, rounds
+from kda2.workbench import choice, rounds
 from kda2.workbench.candidates import TRITON
 from kda2.workbench.capture import Capture
 from kda2.workbench.floors import kernel_floors
 from kda2.workbench.journal import Journal, alone
 from kda2.workbench.judge import Judge, Progress
 from kda2.workbench.profiler import environment
-from kda2.workbench.profiler.timing import Timing, compare
 from kda2.workbench.records import Candidate
 from kda2.workbench.report import write_report
 from kda2.workbench.rounds import GO_ON, Gap, Round
@@ -49,8 +48,8 @@ INTERPRETER_TOKENS, VARIANT_TOKENS = 256, 128
 GPU_SIZES = {"T": 300, "B": 2, "H": 2, "HV": 4, "K": 128, "V": 100}
 SEEDS = 2**31
 ROUNDS = 3
-# Candidates that a measured choice times once more, and the seconds kept for that.
-FINALISTS, FINAL_HEAT_S = 4, 25.0
+# Seconds of a budget that are kept for timing the best once more.
+FINAL_HEAT_S = 25.0
 
 
 @dataclass(frozen=True)
@@ -236,8 +235,6 @@ class _Run:
         self.judge = Judge(self.journal, on, self.progress)
         return self.judge
 
-    # --- rounds ---------------------------------------------------------------------------------------------------
-
     def _plan(self) -> None:
         """The specification book of the captured call goes into the ledger, once."""
         lead = self.standings.lead(tunable=True)
@@ -358,72 +355,18 @@ class _Run:
         reserve = FINAL_HEAT_S if self.standings.measures else 0.0
         return self.options.budget_s - reserve - (time.monotonic() - self.started)
 
-    # --- the choice -----------------------------------------------------------------------------------------------
-
     def _choose(self, judge: Judge, done: list[Round], stopped_by: str) -> Outcome:
-        contenders = [n for n in self.standings.tried if self.standings.contends(n)]
-        if self.standings.measures and contenders:
-            rule, chosen, ranking = self._by_final_heat(judge, contenders)
-        else:
-            rule, chosen, ranking = self._by_model(contenders)
+        made = choice.make(self.standings, judge)
         self.journal.note(
             "choice",
             {
-                "chosen": chosen, "label": self.label, "rule": rule, "ranking": ranking,
+                "chosen": made.chosen, "label": self.label, "rule": made.rule, "ranking": made.ranking,
                 "stopped_by": stopped_by, "why": rounds.STOP_RULES[stopped_by], "cost": rounds.next_percent(done),
             },
         )  # fmt: skip
         write_report(self.journal.path, self.report)
         found = [self.journal.candidate(n) for n in self.journal.candidates]
-        shipped = tuple(c.name for c in self.shipped)
-        path = self.journal.path
-        return Outcome(chosen, self.label, rule, ranking, found, shipped, done, stopped_by, path, self.report)
-
-    def _by_final_heat(self, judge: Judge, contenders: Sequence[str]) -> tuple[str, str | None, list[dict[str, Any]]]:
-        """The fastest of the few best, timed once more in one run; what ships unless it is slower beyond noise."""
-        baseline = self.standings.baseline(contenders)
-        order = sorted(contenders, key=lambda n: self.standings.score(n) or float("inf"))
-        heat = list(dict.fromkeys([baseline, *order[:FINALISTS]]))
-        timings = judge.again(heat, baseline)
-        chosen = _fastest(timings, baseline)
-        rest = [
-            {"name": n, "us": us, "earlier": True}
-            for n in order
-            if n not in timings and (us := self.standings.score(n))
-        ]
-        ranking = sorted((_ranked(n, t) for n, t in timings.items()), key=lambda x: x["us"])
-        rule = (
-            f"lowest median of the {len(heat)} best, timed once more turn by turn; the shipped one unless another is "
-            "faster beyond noise"
+        shipped, path = tuple(c.name for c in self.shipped), self.journal.path
+        return Outcome(
+            made.chosen, self.label, made.rule, made.ranking, found, shipped, done, stopped_by, path, self.report
         )
-        return rule, chosen, [*ranking, *rest]
-
-    def _by_model(self, contenders: Sequence[str]) -> tuple[str, str | None, list[dict[str, Any]]]:
-        times = {n: us for n in contenders if (us := self.standings.modelled(n)) is not None}
-        ranking = [{"name": n, "us": us} for n, us in sorted(times.items(), key=lambda x: x[1])]
-        chosen = predict.best(times, TRITON)
-        if chosen is not None:
-            others = [n for n in contenders if n not in times]
-            beside = f"; correct, and not ranked as the model knows them not: {', '.join(others)}" if others else ""
-            return predict.RULE + beside, chosen, ranking
-        correct = [n for n in self.standings.tried if self.standings.correct(n)]
-        if not correct:
-            return "no candidate is correct", None, ranking
-        modelled = any(self.standings.modelled(n) is not None for n in self.standings.tried)
-        why = "as none of the modelled kernels is" if modelled else "as no kernel could be modelled"
-        return f"the first implementation that is correct, {why}", correct[0], ranking
-
-
-def _fastest(timings: Mapping[str, Timing], baseline: str) -> str | None:
-    """The fastest; the baseline where the fastest is not faster than it beyond noise."""
-    if not timings:
-        return None
-    best = min(timings, key=lambda name: timings[name].median_us)
-    if baseline in timings and compare(timings[baseline], timings[best]).verdict != "faster":
-        return baseline
-    return best
-
-
-def _ranked(name: str, timing: Timing) -> dict[str, Any]:
-    paced = {"host_paced": True} if timing.host_paced else {}
-    return {"name": name, "us": round(timing.median_us, 3), **paced}

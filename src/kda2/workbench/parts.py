@@ -11,10 +11,9 @@ from kda2.errors import InvalidValue, UnsupportedTarget
 from kda2.workbench.inspector.occupancy import MULTIPROCESSORS
 
 # The same on every architecture here: operations of the special-function units and warp instructions that a
-# multiprocessor starts a clock, and its 32-bit registers.
+# multiprocessor starts a clock.
 SPECIAL_PER_CLOCK = 16
 SCHEDULERS = 4
-REGISTERS = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,11 @@ KNOWN: tuple[Part, ...] = (
 
 
 def arch_of(target: str) -> int:
-    """The architecture of a target such as "sm_90" or "sm_90a". Raises `InvalidValue` for an unknown one."""
+    """90 of "sm_90" or "sm_90a". Raises `InvalidValue` for an architecture that kda2 does not know."""
     found = re.fullmatch(r"sm_(\d+)a?", target)
     if found is None or int(found[1]) not in device.SHARED_MEMORY_LIMIT:
         known = ", ".join(f"sm_{arch}" for arch in sorted(device.SHARED_MEMORY_LIMIT))
-        raise InvalidValue("target", f"one of {known}", repr(target))
+        raise InvalidValue("--target", f"one of {known}", repr(target))
     return int(found[1])
 
 

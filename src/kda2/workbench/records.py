@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -185,6 +185,11 @@ class Verdict(Record):
         return self.outcome in ("fail", "invalid")
 
 
+def shown_correct(verdicts: Collection[Verdict]) -> bool:
+    """Whether numerics passed somewhere (L3 or L4) and no stage refuted the candidate."""
+    return any(v.passed for v in verdicts if v.stage in ("L3", "L4")) and not any(v.refuted for v in verdicts)
+
+
 class Expected(BaseModel):
     """What a hypothesis says will change: a metric of one of the kernel's stages ("state: ctas"), or of the whole call
     ("median_us")."""
@@ -226,9 +231,8 @@ class Candidate(Record):
 
     @property
     def correct(self) -> bool:
-        """Whether numerics passed somewhere (L3 or L4) and nothing refuted the candidate."""
-        numerics = any(v.passed for v in self.verdicts if v.stage in ("L3", "L4"))
-        return numerics and not any(v.refuted for v in self.verdicts)
+        """Whether it has been shown to be."""
+        return shown_correct(self.verdicts)
 
 
 class LedgerLine(Record):

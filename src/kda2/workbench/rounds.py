@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-# A round that gains less than this many per cent has gained nothing.
+# What gains less than this many per cent, a round or a candidate over its parent, has gained nothing.
 WORTH_PERCENT = 1.0
 # How many times what the cheapest per cent cost a per cent may cost before the curve has bent.
 KNEE = 8.0

@@ -10,7 +10,7 @@ from kda2.workbench.candidates import TRITON
 from kda2.workbench.capture import Capture
 from kda2.workbench.floors import kernel_floors, plan_of
 from kda2.workbench.journal import Journal
-from kda2.workbench.records import BlockPlan
+from kda2.workbench.records import BlockPlan, shown_correct
 from kda2.workbench.rounds import Gap
 
 
@@ -25,9 +25,7 @@ class Standings:
         self._books: dict[int, BlockPlan | None] = {}
 
     def correct(self, name: str) -> bool:
-        """Whether numerics passed somewhere and no stage refuted the candidate."""
-        verdicts = self.journal.verdicts[name]
-        return any(verdicts[s].passed for s in ("L3", "L4") if s in verdicts) and not self.refuted(name)
+        return shown_correct(self.journal.verdicts[name].values())
 
     def refuted(self, name: str) -> bool:
         return any(v.refuted for v in self.journal.verdicts[name].values())

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from kda2.errors import InvalidValue
 from kda2.ops.kda.gate import RESET, Gate, log_decay
 from kda2.testing import checked
+from kda2.testing.verify import NAMES
 from kda2.workbench import extras
 from kda2.workbench.profiler.environment import file_hash
 
@@ -27,6 +29,7 @@ _QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _BINS = 40
 # The most gates that a regime is told from: it is written beside a running model, which waits for it.
 _SAMPLED = 1 << 24
+_NAMES = {**NAMES, torch.float64: "fp64"}
 
 
 class _Options(BaseModel):
@@ -98,6 +101,21 @@ class Capture:
         call = checked(self.kwargs)
         filled = {name: getattr(call.options, name) for name in _OPTIONS}
         return filled | {"output_final_state": call.output_final_state}
+
+    def case(self) -> dict[str, Any]:
+        """The call as `kda2.ops.kda.spec` counts it."""
+        kwargs = self.kwargs
+        B, T, H, K = kwargs["q"].shape
+        offsets, initial = kwargs.get("cu_seqlens"), kwargs.get("initial_state")
+        ends = [T * b for b in range(B + 1)] if offsets is None else offsets.tolist()
+        ways = [w for w, there in (("in", initial is not None), ("out", kwargs.get("output_final_state"))) if there]
+        state = "fp32" if initial is None else _NAMES[initial.dtype]
+        return {
+            "seqlens": [end - start for start, end in pairwise(ends)],
+            "heads": kwargs["v"].shape[2], "qk_heads": H, "k": K, "v": kwargs["v"].shape[3],
+            "dtype": _NAMES[kwargs["q"].dtype], "g_dtype": _NAMES[kwargs["g"].dtype],
+            "state": "-".join([state, *ways]) if ways else "none",
+        }  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         """Sizes, options and the gate's regime, as plain data. The half-life of a channel is the number of tokens in

@@ -120,15 +120,7 @@ class Problem:
     @classmethod
     def parse(cls, text: str) -> Problem:
         """From "T=8192,H=64,gate=log"; what is not named keeps its default."""
-        given: dict[str, str] = {}
-        for part in filter(None, (part.strip() for part in text.split(","))):
-            key, equals, value = (x.strip() for x in part.partition("="))
-            if not equals or not value:
-                raise InvalidValue("problem", "key=value, separated by commas", repr(part), "e.g. T=8192,H=64")
-            if key in given:
-                raise InvalidValue("problem", f"one value for {key}", f"{given[key]} and {value}")
-            given[key] = value
-        return cls.of(given)
+        return cls.of(assignments(text))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Problem:
@@ -142,6 +134,19 @@ class Problem:
                 "seqlens", "without T and B", "both", "packed sequences have their own lengths, and B = 1"
             )
         return cls(**{key: _typed(key, value) for key, value in given.items()})
+
+
+def assignments(text: str) -> dict[str, str]:
+    """{"T": "8192", "H": "64"} of "T=8192,H=64". Raises `InvalidValue`."""
+    given: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (x.strip() for x in part.partition("="))
+        if not equals or not value:
+            raise InvalidValue("problem", "key=value, separated by commas", repr(part), "e.g. T=8192,H=64")
+        if key in given:
+            raise InvalidValue("problem", f"one value for {key}", f"{given[key]} and {value}")
+        given[key] = value
+    return given
 
 
 def _typed(key: str, value: Any) -> Any:

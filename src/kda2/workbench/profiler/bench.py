@@ -224,13 +224,8 @@ def _first_line(e: Exception) -> str:
 def floor_us(problem: Problem, where: torch.device, datasheet: bool = False) -> float | None:
     """The least time the device's measured (or datasheet) rates allow; None where nobody has measured them."""
     ceilings = device.gpu(where.index or 0).ceilings if where.type == "cuda" else None
-    if ceilings is None:
-        return None
-    rate, flops = ceilings.copy_bytes_per_s, ceilings.bf16_flops
-    if datasheet:
-        rate, flops = ceilings.datasheet_bytes_per_s, ceilings.datasheet_bf16_flops
     costs = problem.costs
-    return max(costs["bytes"] / rate, costs["flops"] / flops) * 1e6
+    return None if ceilings is None else ceilings.floor_us(costs["bytes"], costs["flops"], datasheet)
 
 
 def _record(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from kda2.workbench.profiler.suites import CAPTURED, Suite
 IMPLS = ("kda2:triton", "fla", "flash_kda", "cudnn")
 MAX_REL_ERR = 2e-2
 _DIGITS = 12
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def suite(path: Path) -> Suite:
@@ -52,44 +50,31 @@ def _read(path: Path, digest: str) -> Capture:
 
 def _case(capture: Capture, path: Path) -> CapturedCase:
     k = capture.kwargs
-    B, T, H, K = k["q"].shape
-    HV, V = k["v"].shape[2:]
-    cu = k.get("cu_seqlens")
-    offsets = [T * b for b in range(B + 1)] if cu is None else cu.tolist()
-    if len(offsets) < 2 or not offsets[-1]:
+    for x in (k["q"], k["g"], k.get("initial_state")):
+        if x is not None and x.dtype not in DTYPES.values():
+            raise InvalidValue("suite", f"a call in {', '.join(DTYPES)}", f"{path} with a tensor in {x.dtype}")
+    case, options = capture.case(), capture.options()
+    tokens = sum(case["seqlens"])
+    if not tokens:
         raise InvalidValue("suite", "a call with a token in a sequence", f"{path} without one")
-    options = capture.options()
+    del options["output_final_state"]
+    same_heads = case["heads"] == case["qk_heads"]
     fields: dict[str, Any] = {
-        "heads": H,
-        "kv_heads": HV if HV != H else None,
-        "k": K,
-        "v": V,
-        "dtype": _name(k["q"], path),
+        **{name: case[name] for name in ("k", "v", "dtype", "seqlens", "state")},
+        "heads": case["qk_heads"],
+        "kv_heads": None if same_heads else case["heads"],
         "gate": CAPTURED,
-        "seqlens": [end - start for start, end in pairwise(offsets)],
-        "state": _state(k.get("initial_state"), options.pop("output_final_state"), path),
         "capture": {
             "sha256": _digest(path),
             "gate": capture.gate.kind,
             "lower_bound": capture.gate.lower_bound,
             **options,
-            "packed": cu is not None,
-            "tail": B * T - offsets[-1],
-            "g_dtype": _name(k["g"], path),
+            "packed": k.get("cu_seqlens") is not None,
+            "tail": k["q"].shape[0] * k["q"].shape[1] - tokens,
+            "g_dtype": case["g_dtype"],
         },
     }
     return CapturedCase.model_validate(fields)
-
-
-def _state(initial: Tensor | None, final: bool, path: Path) -> str:
-    ways = [way for way, goes in (("in", initial is not None), ("out", final)) if goes]
-    return "-".join(["fp32" if initial is None else _name(initial, path), *ways]) if ways else "none"
-
-
-def _name(x: Tensor, path: Path) -> str:
-    if x.dtype not in _NAMES:
-        raise InvalidValue("suite", f"a call in {', '.join(DTYPES)}", f"{path} with a tensor in {x.dtype}")
-    return _NAMES[x.dtype]
 
 
 def _digest(path: Path) -> str:

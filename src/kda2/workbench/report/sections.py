@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kda2.workbench.records import STAGES, BlockPlan, PlannedBlock, Verdict
+from kda2.workbench.records import STAGES, BlockPlan, PlannedBlock
 from kda2.workbench.report.story import Row, Story
 from kda2.workbench.rounds import GO_ON, STOP_RULES
 from kda2.workbench.verifier.words import reasons
@@ -97,17 +97,11 @@ class Failure:
 def failures(rows: Iterable[Row]) -> list[Failure]:
     """Every stage that ran and did not pass, in the order of the candidates."""
     return [
-        Failure(row.name, stage, v.outcome, tuple(why(v)))
+        Failure(row.name, stage, v.outcome, tuple(reasons(v)))
         for row in rows
         for stage, v in row.verdicts.items()
         if not v.passed and not v.outcome.startswith("not_run")
     ]
-
-
-def why(verdict: Verdict) -> list[str]:
-    """Why a stage did not pass, in the words of older ledgers too."""
-    older = [f"{stage}: {says}" for stage, says in verdict.evidence.get("failures", {}).items()]
-    return older + list(verdict.evidence.get("not_powers_of_two", ())) or reasons(verdict)
 
 
 # --- the plan ---

@@ -20,12 +20,12 @@ from typing import Any, TextIO
 import torch
 
 from kda2 import device
-from kda2.testing import FAMILIES, Problem, stage_inputs
+from kda2.testing import FAMILIES, stage_inputs
 from kda2.workbench.capture import Capture
 from kda2.workbench.verifier.code import Builder
 from kda2.workbench.verifier.foreign import inputs_of
 from kda2.workbench.verifier.latency import measure
-from kda2.workbench.verifier.numerics import judge
+from kda2.workbench.verifier.numerics import judge, problem_of
 from kda2.workbench.verifier.process import MARK, WHERE, end_descendants
 from kda2.workbench.verifier.subject import Subject
 
@@ -40,9 +40,7 @@ def _code(builder: Builder, task: Mapping[str, Any]) -> Answers:
     def inputs() -> dict[str, Any]:
         if capture is not None and subject.stage is None:
             return inputs_of(capture.to(task["device"]).kwargs)
-        sizes = {name: x for name, x in task["sizes"].items() if name != "dtype"}
-        dtype = getattr(torch, task["sizes"].get("dtype", "bfloat16"))
-        kwargs = FAMILIES["random"].build(Problem(**sizes, dtype=dtype, device=task["device"], seed=task["seed"]))
+        kwargs = FAMILIES["random"].build(problem_of(task))
         if subject.stage is None:
             return inputs_of(kwargs)
         return dict(stage_inputs(subject.stage, kwargs))

@@ -30,6 +30,7 @@ from kda2.testing import (
 from kda2.testing.oracle import Outputs
 from kda2.testing.verify import expected
 from kda2.workbench.capture import Capture
+from kda2.workbench.profiler.problems import DTYPES
 from kda2.workbench.verifier.foreign import BadOutput, Changed, named_outputs, needs_gpu, prepare_once, raised
 from kda2.workbench.verifier.subject import Subject, kernel_of, runner
 
@@ -49,12 +50,15 @@ class _Raised(Exception):
     """What the subject raised is this one's cause."""
 
 
+def problem_of(task: Mapping[str, Any]) -> Problem:
+    """What the families of a task start from. Its sizes may name a dtype, bf16 otherwise."""
+    sizes = {"dtype": "bf16", **task["sizes"]}
+    return Problem(**{**sizes, "dtype": DTYPES[sizes["dtype"]]}, device=task["device"], seed=task["seed"])
+
+
 def judge(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """An answer {"name", "result"} for each probe of the task."""
-    subject = Subject.from_plain(task["subject"])
-    sizes = dict(task["sizes"])
-    dtype = getattr(torch, sizes.pop("dtype", "bfloat16"))
-    problem = Problem(**sizes, dtype=dtype, device=task["device"], seed=task["seed"])
+    subject, problem = Subject.from_plain(task["subject"]), problem_of(task)
     try:
         # what the file takes from torch by name must be the poisoned kind
         with poisoned_memory():

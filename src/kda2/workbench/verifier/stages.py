@@ -16,7 +16,6 @@ import torch
 from kda2 import device
 from kda2.ops.kda import spec
 from kda2.testing import FAMILIES
-from kda2.testing.verify import NAMES
 from kda2.workbench.capture import Capture
 from kda2.workbench.profiler.timing import Timing, compare
 from kda2.workbench.records import Verdict
@@ -272,29 +271,8 @@ def _impossible(timing: Timing, floor: float | None, wall_s: float) -> str:
 def datasheet_floor_us(capture: Capture, where: torch.device) -> float | None:
     """The least time that the device's datasheet allows for the captured call; None where nobody has looked it up."""
     ceilings = device.gpu(where.index or 0).ceilings if where.type == "cuda" else None
-    if ceilings is None:
-        return None
-    case = case_of(capture)
-    bytes_s = spec.bytes_moved(case) / ceilings.datasheet_bytes_per_s
-    return max(bytes_s, spec.flops(case) / ceilings.datasheet_bf16_flops) * 1e6
-
-
-def case_of(capture: Capture) -> dict[str, Any]:
-    """The captured call as `kda2.ops.kda.spec` counts it."""
-    kwargs = capture.kwargs
-    B, T, H, K = kwargs["q"].shape
-    HV, V = kwargs["v"].shape[2:]
-    offsets = kwargs.get("cu_seqlens")
-    sequences = B if offsets is None else offsets.numel() - 1
-    initial = kwargs.get("initial_state")
-    ways = [w for w, there in (("in", initial is not None), ("out", kwargs.get("output_final_state"))) if there]
-    state = NAMES.get(initial.dtype, "fp32") if initial is not None else "fp32"
-    return {
-        "seqlens": [B * T, *[0] * (sequences - 1)] if sequences else [],  # only their number and their sum count
-        "heads": HV, "qk_heads": H, "k": K, "v": V,
-        "dtype": NAMES[kwargs["q"].dtype], "g_dtype": NAMES[kwargs["g"].dtype],
-        "state": "-".join([state, *ways]) if ways else "none",
-    }  # fmt: skip
+    case = capture.case()
+    return None if ceilings is None else ceilings.floor_us(spec.bytes_moved(case), spec.flops(case), datasheet=True)
 
 
 def _timing(plain: Mapping[str, Any]) -> Timing:

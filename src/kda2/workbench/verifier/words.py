@@ -27,6 +27,8 @@ def _reasons(verdict: Verdict) -> Iterator[str]:
     evidence = verdict.evidence
     if "ended" in evidence:
         yield str(evidence["ended"])
+    yield from (f"{stage}: {says}" for stage, says in evidence.get("failures", {}).items())  # of older ledgers
+    yield from evidence.get("not_powers_of_two", ())
     for name, c in evidence.get("checks", {}).items():
         if not c["ok"]:
             wanted = f", wants {c['expected']}" if c["expected"] else ""

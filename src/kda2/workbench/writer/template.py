@@ -9,12 +9,9 @@ from typing import Any, Literal, Protocol
 
 from kda2.workbench.candidates import Configs, changes, with_value
 from kda2.workbench.records import Candidate, Expected, Verdict
+from kda2.workbench.rounds import WORTH_PERCENT
 
 Space = Mapping[str, Mapping[str, Sequence[int]]]
-
-
-# The share of its parent's time that a candidate must save for its hypothesis to hold.
-WORTH = 0.01
 
 
 class Writer(Protocol):
@@ -126,4 +123,4 @@ def hypothesis_held(
         return "refuted"
     if gain is None:
         return "not tested"
-    return "held" if gain >= WORTH else "no faster"
+    return "held" if 100 * gain >= WORTH_PERCENT else "no faster"
