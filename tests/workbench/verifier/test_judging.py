@@ -23,7 +23,7 @@ def test_a_run_goes_on_after_what_it_refused(
     tmp_path: Path, plain: str, changed: Callable[..., str], conditions: Callable[..., Any]
 ) -> None:
     texts = {
-        "hangs.py": changed(plain, FIRST, f"{FIRST}    while True:\n        pass\n"),
+        "hangs.py": changed(plain, FIRST, f"{FIRST}    while True: pass\n"),
         "wrong.py": changed(plain, "scale * (S", "(S"),
         "right.py": plain,
     }
