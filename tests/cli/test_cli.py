@@ -255,12 +255,24 @@ def test_ledger_verify_and_log(tmp_path: Path) -> None:
 def test_a_ledger_without_a_choice_is_unfinished_and_has_a_report(tmp_path: Path) -> None:
     path, page = tmp_path / "ledger.jsonl", tmp_path / "page.html"
     old = Path(__file__).parents[2] / "docs" / "notes" / "2026-11-30-design-loop" / "captured-2048-tokens.jsonl"
-    path.write_bytes(b"".join(old.read_bytes().splitlines(keepends=True)[:60]))
-    assert "no choice has been made" in runner.invoke(app, ["ledger", "verify", str(path)]).output
+    lines = old.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))  # stopped while the best were timed once more
+    assert [json.loads(line)["kind"] for line in lines[-2:]] == ["judged", "choice"]
+    assert "it has no end" in runner.invoke(app, ["ledger", "verify", str(path)]).output
     assert json.loads(runner.invoke(app, ["ledger", "verify", str(path), "--json"]).stdout)["unfinished"] is True
-    assert "no choice" not in runner.invoke(app, ["ledger", "verify", str(old)]).output
+    assert "it has no end" not in runner.invoke(app, ["ledger", "verify", str(old)]).output
     assert runner.invoke(app, ["ledger", "report", str(path), "--out", str(page)]).exit_code == 0
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_verification_ends_with_what_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    verify = ["ledger", "verify", str(path), "--json"]
+    ledger = Ledger(path)
+    ledger.append("run", {"op": "kda", "sizes": {"T": 70}})
+    assert json.loads(runner.invoke(app, verify).stdout)["unfinished"] is True
+    ledger.append("judged", {"name": "mine.py", "correct": False, "latency_us": None})
+    assert json.loads(runner.invoke(app, verify).stdout)["unfinished"] is False
 
 
 def test_records_page_and_check(tmp_path: Path) -> None:

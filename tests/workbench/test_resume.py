@@ -23,16 +23,21 @@ from kda2.workbench.records import Verdict
 from kda2.workbench.verifier.subject import Subject
 
 
-@without_gpu
-@pytest.mark.usefixtures("simulated_cpu")
-def test_stopping_keeps_what_was_found_and_says_what_was_best(inputs: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def stopped(simulated_cpu: None, inputs: Path, tmp_path: Path) -> Options:
+    """Options of a run that was stopped when the first round's candidate had been built."""
     options = Options(tmp_path, 90, inputs, families=(), rounds=1, width=1, trials=1, seed=1)
     with pytest.raises(KeyboardInterrupt):
         loop.run(options, stopping(("*", "L2", "pass")))
-    lines = list(ledgers.read(tmp_path / "ledger.jsonl"))
+    return options
+
+
+@without_gpu
+def test_stopping_keeps_what_was_found_and_says_what_was_best(stopped: Options) -> None:
+    lines = list(ledgers.read(stopped.folder / "ledger.jsonl"))
     assert lines[-1].kind == "stopped"
     assert lines[-1].payload["best"] == TRITON and lines[-1].payload["label"] == "predicted"
-    assert (tmp_path / "report.html").exists()
+    assert (stopped.folder / "report.html").exists()
 
 
 @without_gpu
@@ -214,12 +219,8 @@ def test_a_file_that_has_moved_is_judged_where_it_is(
 
 
 @without_gpu
-@pytest.mark.usefixtures("simulated_cpu")
-def test_the_table_of_a_run_that_goes_on_is_whole(inputs: Path, tmp_path: Path) -> None:
-    options = Options(tmp_path, 90, inputs, families=(), rounds=1, width=1, trials=1, seed=1)
-    with pytest.raises(KeyboardInterrupt):
-        loop.run(options, stopping(("*", "L2", "pass")))
+def test_the_table_of_a_run_that_goes_on_is_whole(stopped: Options) -> None:
     told: set[tuple[str, str, str]] = set()
-    outcome = loop.run(options, lambda *event: told.add(event))  # type: ignore[arg-type,func-returns-value]
+    outcome = loop.run(stopped, lambda *event: told.add(event))  # type: ignore[arg-type,func-returns-value]
     assert {(c.name, v.stage, v.outcome) for c in outcome.candidates for v in c.verdicts} <= told
     assert outcome.rounds[0].interrupted and outcome.rounds[0].seconds_per_percent is None

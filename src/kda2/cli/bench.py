@@ -12,10 +12,12 @@ from rich.markup import escape
 
 from kda2 import device
 from kda2.cli.common import FAILED, Json, command, err, out
+from kda2.dispatch import registered
 from kda2.errors import InvalidValue
 from kda2.workbench.profiler import captured
 from kda2.workbench.profiler import cold as cold_start
 from kda2.workbench.profiler.bench import Plan, Writer, run, typed_case
+from kda2.workbench.profiler.peers import OWN
 from kda2.workbench.profiler.suites import MADE_REGIMES, Suite, case_name, load_suite, select
 from kda2.workbench.profiler.table import results_table
 from kda2.workbench.records import BenchRecord
@@ -112,10 +114,8 @@ def _plan(
     for case in every:
         typed_case(suite.op, case)
     chosen = select(every, cases)
-    names = (
-        f"kda2:{n}" if n in ("triton", "torch", "reference") else n
-        for n in _split("--impls", impls) or _usual(suite, target)
-    )
+    own = {i.name for i in registered(suite.op)}
+    names = (OWN + n if n in own else n for n in _split("--impls", impls) or _usual(suite, target))
     return Plan(suite, tuple(chosen), tuple(dict.fromkeys(names)), samples or suite.samples, target, capture)
 
 
@@ -123,7 +123,8 @@ def _usual(suite: Suite, target: torch.device) -> tuple[str, ...]:
     """The suite's implementations; on a CPU those that run there."""
     if target.type != "cpu":
         return suite.impls
-    return tuple(name for name in suite.impls if name in ("kda2:torch", "kda2:reference")) or ("kda2:torch",)
+    here = {OWN + i.name for i in registered(suite.op) if "cpu" in i.capability.devices}
+    return tuple(name for name in suite.impls if name in here) or ("kda2:torch",)
 
 
 def _split(option: str, text: str | None) -> tuple[str, ...] | None:

@@ -36,7 +36,7 @@ def verify(file: File, as_json: Json = False) -> None:
     elif found.ok:
         out.print(f"{found.lines} lines hold, head {found.head}")
         if unfinished:
-            out.print("no choice has been made: the run was interrupted, or is still going")
+            out.print("it has no end: what wrote it was interrupted, or is still going")
     else:
         out.print(f"[red]broken[/red]: {escape(found.problem)}; the {found.lines} lines before it hold")
     if not found.ok:
@@ -44,9 +44,12 @@ def verify(file: File, as_json: Json = False) -> None:
 
 
 def _is_unfinished(file: Path) -> bool:
-    """Whether it is the ledger of a run (it has candidates of the library's) without a choice."""
-    kinds = [line.kind for line in ledger.read(file)]
-    return "run" in kinds and "choice" not in kinds and kinds[-1] != "judged"
+    """Whether the ledger of a run lacks its choice, or that of a verification what was found in the end."""
+    lines = list(ledger.read(file))
+    if not lines or lines[0].kind != "run":
+        return False
+    end = "choice" if "rounds" in lines[0].payload else "judged"
+    return all(line.kind != end for line in lines)
 
 
 @app.command()

@@ -28,9 +28,7 @@ def run(
     inputs: Annotated[Path | None, typer.Option(help="A captured call; the example layer's unless given.")] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Where to write; runs/kda/<run> unless given. An interrupted run there is gone on with."
-        ),
+        typer.Option("--out", help="Where to write; runs/kda/<run> unless given. An interrupted run there is resumed."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the newest interrupted run under runs/kda.")] = False,
     target: Annotated[str, typer.Option(help="Architecture to build for.")] = "sm_90",
@@ -83,7 +81,7 @@ def _folder(given: Path | None, resume: bool) -> Path:
     if not resume:
         return given or RUNS / new_run()
     if given is not None:
-        raise InvalidValue("--resume", "absent beside --out: an interrupted run there is gone on with", "both")
+        raise InvalidValue("--resume", "absent beside --out: an interrupted run there is resumed", "both")
     ended = [f.parent for f in sorted(RUNS.glob("*/ledger.jsonl")) if not _finished(f)]
     if not ended:
         raise InvalidValue("--resume", "given where a run was interrupted", f"no such run in {RUNS}")

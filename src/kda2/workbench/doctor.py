@@ -17,7 +17,7 @@ from kda2.workbench.profiler.environment import driver, package_version
 
 EXTRAS = {
     "workbench": ("pydantic", "typer", "rich", "jinja2", "optuna", "plotly", "safetensors"),
-    "test": ("pytest", "hypothesis", "xdist"),
+    "test": ("pytest", "pytest_timeout", "hypothesis", "xdist"),
     "dev": ("ruff", "mypy"),
 }
 PEERS = {"fla": "fla-core", "flash_kda": "flash-kda", "cudnn": "nvidia-cudnn-frontend"}

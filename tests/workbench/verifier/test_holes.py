@@ -95,4 +95,4 @@ def test_a_call_without_a_finite_answer_judges_nobody(shared: Any, plain: str, t
     Capture({**kwargs, "v": v}).save(tmp_path / "nan.safetensors")
     verdict = shared.numerics(shared.file(plain), "one_token", capture=str(tmp_path / "nan.safetensors"))
     assert verdict.outcome == "inconclusive"
-    assert "has no finite answer to hold anything against" in reasons(verdict)[0]
+    assert "has no finite answer to hold anything against: o: the reference itself has " in reasons(verdict)[0]

@@ -55,11 +55,11 @@ def find(name: str) -> Peer:
 
     Raises `NotServed` with a plain sentence if its package cannot be imported, `InvalidValue` for an unknown name.
     """
-    own = name.removeprefix(OWN)
-    if own in ("triton", "torch", "reference"):
-        return Peer(OWN + own, kda2.__version__, partial(_kda2, own))
+    own = {i.name for i in registered("kda")}
+    if (impl := name.removeprefix(OWN)) in own:
+        return Peer(OWN + impl, kda2.__version__, partial(_kda2, impl))
     if name not in _PEERS:
-        wanted = f"one of {[OWN + x for x in ('triton', 'torch', 'reference')] + list(_PEERS)}"
+        wanted = f"one of {[*sorted(OWN + x for x in own), *_PEERS]}"
         raise InvalidValue("impl", wanted, repr(name))
     module, distribution, bind = _PEERS[name]
     try:

@@ -86,7 +86,7 @@ class Speed:
 
 @dataclass
 class Story:
-    """What a ledger tells. `stopped` is how the run ended, unless it was gone on with; `resumed` tells when it was."""
+    """What a ledger tells. `stopped` is how the run ended, unless it was resumed; `resumed` tells when it was."""
 
     run: dict[str, Any] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)

@@ -163,9 +163,9 @@ def raised(e: BaseException, path: str | None) -> str:
 
 
 def _words(e: BaseException) -> str:
-    """What an exception says, as text that JSON holds, whatever its own __str__ does."""
+    """What an exception says, whatever its own __str__ does."""
     try:
-        return str(e).encode(errors="replace").decode()
+        return str(e)
     except Exception:
         return "its message cannot be read"
 

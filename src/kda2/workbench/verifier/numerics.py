@@ -110,8 +110,8 @@ def _call_probe(subject: Subject, problem: Problem, task: Mapping[str, Any]) -> 
             verdict = verify_call(run, CAPTURE, _captured(task))
         else:
             verdict = verify(run, FAMILIES[name], problem)
-        if any(c.non_finite_want for c in verdict.comparisons):
-            return _ended(BROKEN, f"the call has no finite answer to hold anything against: {verdict.comparisons[0]}")
+        if endless := [c for c in verdict.comparisons if c.non_finite_want]:
+            return _ended(BROKEN, f"the call has no finite answer to hold anything against: {endless[0]}")
         found = plain(verdict)
         if not verdict.ok:
             failed += 1

@@ -4,7 +4,6 @@ verdict."""
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -127,21 +126,19 @@ def _answers(
     the next one when it is done with the last."""
     results: dict[str, Any] = {}
     ended: list[str] = []
-    left = deque([tuple(probes)] if parts == 1 else [(name,) for name in probes])
+    shares = iter([tuple(probes)] if parts == 1 else [(name,) for name in probes])
 
     def work() -> None:
         some: tuple[str, ...] = ()
         try:
             with child() as mine:
-                while left:
-                    some = left.popleft()
+                for some in shares:  # a list's iterator, which threads may share
+                    if ended:
+                        return
                     for answer in mine.ask({**task, "probes": some}):
                         results[answer["name"]] = answer["result"]
                         heard(answer["name"])
-        except IndexError:  # another took the last
-            pass
         except Ended as e:
-            left.clear()
             unanswered = next((name for name in some if name not in results), "the last probe")
             ended.append(f"the process ended before {unanswered!r} was answered: {e}")
 
