@@ -19,6 +19,8 @@ def _reason_to_skip(item: pytest.Item) -> str | None:
         return "TRITON_INTERPRET=1 is set: kernels would not run on the GPU"
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         return "no CUDA device"
+    if item.get_closest_marker("hopper") and device.gpu(0).arch != 90:
+        return "no GPU of compute capability 9.0"
     return None
 
 

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.experimental.gluon.language as gl
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kda2.backends.triton import Launch
 from kda2.backends.triton.binary import disassemble, resources
-from kda2.backends.triton.build import BuildError, build
+from kda2.backends.triton.build import BuildError, build, code_key
 from kda2.contract import KernelConfig
 from kda2.errors import KDA2Error, UnsupportedTarget
 
@@ -48,6 +52,20 @@ def _bad_shape(p_x, N: tl.constexpr):
     tl.store(p_x + tl.arange(0, N), tl.arange(0, N)[:, None])
 
 
+@gluon.jit
+def _copy_rows(x_desc, p_o, start, s_o, ROWS: gl.constexpr, N: gl.constexpr):
+    b_x = gl.allocate_shared_memory(x_desc.dtype, [ROWS, N], x_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(full, count=1)
+    mbarrier.expect(full, x_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(x_desc, [start, 0], full, b_x)
+    mbarrier.wait(full, 0)
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    o_i = gl.arange(0, ROWS, gl.SliceLayout(1, L))
+    o_j = gl.arange(0, N, gl.SliceLayout(0, L))
+    gl.store(p_o + o_i[:, None] * s_o + o_j[None, :], b_x.load(L))
+
+
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -63,6 +81,13 @@ def scale_launch(**changes: Any) -> Launch:
 def matmul_launch(n: int, num_warps: int) -> Launch:
     args = {"p_a": meta(n, n, dtype=torch.bfloat16), "p_b": meta(n, n, dtype=torch.bfloat16), "p_o": meta(n, n), "N": n}
     return Launch("matmul", _matmul, 1, args, KernelConfig(num_warps, 1))
+
+
+def tma_launch(rows: int = 256, maxnreg: int | None = None, **changes: Any) -> Launch:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    x = TensorDescriptor.from_tensor(meta(rows, 64, dtype=torch.bfloat16), [32, 64], layout)
+    args = {"x_desc": x, "p_o": meta(32, 64, dtype=torch.bfloat16), "start": 2, "s_o": 64, "ROWS": 32, "N": 64}
+    return Launch("copy", _copy_rows, 1, {**args, **changes}, KernelConfig(4, 1), maxnreg)
 
 
 def parameters(launch: Launch) -> dict[str, str]:
@@ -114,12 +139,21 @@ class _Driver:
         return 0
 
 
-@pytest.mark.parametrize("changes", [{}, {"stride": 2, "T": 1}, {"p_bias": meta(64), "n": 1}])
-def test_a_launch_on_such_a_gpu_gives_the_same_binary(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = scale_launch(**changes)
+@pytest.mark.parametrize(
+    "launch",
+    [
+        scale_launch(),
+        scale_launch(stride=2, T=1),
+        scale_launch(p_bias=meta(64), n=1),
+        tma_launch(),
+        tma_launch(maxnreg=64, start=0),
+    ],
+    ids=lambda launch: launch.stage,
+)
+def test_a_launch_on_such_a_gpu_gives_the_same_binary(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton.runtime.driver, "_active", _Driver())
-    online = _scale.run(grid=(1,), warmup=True, **launch.args, **launch.options)
-    _scale.device_caches.clear()  # the next test may run on a real GPU
+    online = launch.kernel.run(grid=(1,), warmup=True, **launch.args, **launch.options)
+    launch.kernel.device_caches.clear()  # the next test may run on a real GPU
     assert build(launch, 90).cubin == online.asm["cubin"]
 
 
@@ -142,6 +176,29 @@ def test_numbers_of_a_build(arch: int) -> None:
 def test_hopper_uses_its_own_matrix_instructions() -> None:
     assert "HGMMA" in disassemble(build(matmul_launch(64, 4), 90).cubin)
     assert "HGMMA" not in disassemble(build(matmul_launch(64, 4), 80).cubin)
+
+
+def test_a_gluon_kernel_with_a_descriptor() -> None:
+    built = build(tma_launch(), 90)
+    assert (built.stage, built.name, built.num_warps, built.spills) == ("copy", "_copy_rows", 4, 0)
+    assert built.shared >= 32 * 64 * 2 + 8  # the rows and the barrier
+    assert "UTMALDG.2D" in disassemble(built.cubin)
+
+
+def test_the_most_registers_of_a_thread_are_the_launchs() -> None:
+    assert tma_launch().options == {"num_warps": 4, "num_stages": 1}
+    assert tma_launch(maxnreg=64).options == {"num_warps": 4, "num_stages": 1, "maxnreg": 64}
+    assert ".maxnreg 64" in build(tma_launch(maxnreg=64), 90).ptx
+    assert ".maxnreg" not in build(tma_launch(), 90).ptx
+
+
+def test_the_key_of_a_gluon_kernel_names_its_code() -> None:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    x = TensorDescriptor.from_tensor(meta(64, 64, dtype=torch.float16), [32, 64], layout)
+    keys = [code_key(tma_launch(**changes), 90) for changes in ({}, {"rows": 1000}, {"start": 3})]
+    assert len(set(keys)) == 1  # neither lengths nor coordinates change it
+    others = [tma_launch(maxnreg=64), tma_launch(x_desc=x, p_o=meta(32, 64, dtype=torch.float16))]
+    assert len({keys[0], *(code_key(launch, 90) for launch in others)}) == 3
 
 
 def test_spills_are_counted() -> None:

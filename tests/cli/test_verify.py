@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kda2
+from kda2 import device
 from kda2.cli.app import app
 
 KERNELS = Path(__file__).parents[1] / "workbench" / "verifier" / "kernels"
@@ -86,15 +87,25 @@ def test_a_stage_kernel_is_judged_alone(verify: Verify, tmp_path: Path) -> None:
     assert done.returncode == 0 and json.loads(done.stdout)["verdict"] == "correct on every probe"
 
 
+def test_what_no_interpreter_runs_is_not_judged_without_a_gpu(verify: Verify) -> None:
+    if device.gpus():
+        pytest.skip("it is judged on the GPU")
+    told = json.loads(verify("hopper", "--families", "^random$", "--json").stdout)
+    assert told["verdict"] == "not judged: none of its numerics could run here"
+    assert told["verdicts"]["L3"] == "not_run(no interpreter runs Gluon kernels)"
+    assert (told["sizes"]["K"], told["sizes"]["V"]) == (64, 64)
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["absent.py"], "FILE must be a Python file that can be read, got absent.py: No such file or directory"),
         (["folder.py"], "FILE must be a Python file that can be read, got folder.py: Is a directory"),
-        (["kernel.cu"], "FILE must be a Python file, or one of triton, torch, reference, got 'kernel.cu'"),
+        (["kernel.cu"], "FILE must be a Python file, or one of hopper, triton, torch, reference, got 'kernel.cu'"),
         (["plain.py", "--stage", "x"], "--stage must be one of prepare, factors, solve, state, output, got 'x'"),
         (["torch", "--stage", "state"], "--stage must be given with a file, got 'torch'"),
         (["plain.py", "--problem", "T=0"], "--problem must be T, B, H, HV, K or V with a number above 0, or dtype"),
+        (["hopper", "--problem", "V=100"], "--problem must be K and V that hopper serves, got K=64,V=100"),
         (["plain.py", "--problem", "H=2,HV=3"], "--problem must be HV a multiple of H, got H=2,HV=3"),
         (["plain.py", "--families", "^nothing$"], "--families must be an expression that finds one of random, "),
         (["plain.py", "--families", "("], "--families must be a regular expression, got '('"),

@@ -18,6 +18,11 @@ CAPABILITY = Capability(
     frozenset({"cuda", "interpreter"}), frozenset({"bf16"}), backward=False, min_arch=80, max_K=256, max_V=512
 )
 
+NARROW = Capability(
+    frozenset({"cuda"}), frozenset({"bf16", "fp16"}), backward=False, min_arch=90, max_arch=90,
+    Ks=frozenset({64, 128}), Vs=frozenset({32}),
+)  # fmt: skip
+
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_specs_are_data(spec: OpSpec) -> None:
@@ -92,6 +97,35 @@ def test_configs_round_trip_and_hash_by_value() -> None:
 def test_refusals_say_what_and_why(changes: dict[str, Any], reason: str) -> None:
     check = CAPABILITY.check(dataclasses.replace(QUERY, **changes))
     assert not check.ok and str(check).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"arch": 89}, "compute capability 8.9, wants 9.0"),
+        ({"arch": 100}, "compute capability 10.0, wants 9.0"),
+        ({"K": 96}, "K = 96, wants 64 or 128"),
+        ({"K": 256}, "K = 256, wants 64 or 128"),
+        ({"V": 64}, "V = 64, wants 32"),
+        ({"device": "cpu", "interpreted": True}, "tensors are on cpu, wants cuda"),
+    ],
+)
+def test_refusals_of_what_serves_little(changes: dict[str, Any], reason: str) -> None:
+    query = dataclasses.replace(QUERY, V=32)
+    assert NARROW.check(query).ok
+    assert str(NARROW.check(dataclasses.replace(query, **changes))) == reason
+
+
+def test_a_range_of_architectures_is_named_by_its_ends() -> None:
+    capability = dataclasses.replace(CAPABILITY, max_arch=90)
+    refusal = capability.check(dataclasses.replace(QUERY, arch=120))
+    assert str(refusal) == "compute capability 12.0, wants 8.0 to 9.0"
+
+
+@pytest.mark.parametrize(("K", "served"), [(1, 64), (64, 64), (65, 128), (128, 128), (256, 128)])
+def test_the_nearest_channels_that_are_served(K: int, served: int) -> None:
+    assert NARROW.channels(K, 20) == (served, 32)
+    assert CAPABILITY.channels(K, 20) == (K, 20)
 
 
 def test_what_is_within_limits_is_served() -> None:

@@ -116,6 +116,40 @@ def test_explain_runs_nothing_and_checks_arguments(monkeypatch: pytest.MonkeyPat
         kda2.explain(kda2.kda_step, **{**kwargs, "state": before[:1]})
 
 
+PREFILL = {
+    "device": "cuda", "arch": 90, "interpreted": False, "dtype": "bf16", "K": 128, "V": 64, "needs_grad": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({}, ""),
+        ({"dtype": "fp16", "K": 64, "deterministic": True}, ""),
+        ({"dtype": "fp32"}, "dtype fp32, wants bf16, fp16"),
+        ({"arch": 80}, "compute capability 8.0, wants 9.0"),
+        ({"arch": 100}, "compute capability 10.0, wants 9.0"),
+        ({"K": 96}, "K = 96, wants 64 or 128"),
+        ({"V": 256}, "V = 256, wants 64 or 128"),
+        ({"device": "cpu", "arch": 0, "interpreted": True}, "tensors are on cpu, wants cuda"),
+    ],
+)
+def test_hopper_is_preferred_where_it_serves(changes: dict[str, Any], refusal: str) -> None:
+    explanation = explain_choice(Query(op="kda", **{**PREFILL, **changes}))
+    assert explanation.verdicts[0][0] == "hopper" and str(explanation.verdicts[0][1]) == refusal
+    assert explanation.chosen == ("triton" if refusal else "hopper")
+
+
+def test_gradients_are_not_for_hopper() -> None:
+    explanation = explain_choice(Query(op="kda", **{**PREFILL, "needs_grad": True}))
+    assert explanation.chosen == "torch" and "has no derivatives" in str(explanation.verdicts[0][1])
+
+
+def test_each_op_has_its_implementations() -> None:
+    assert [i.name for i in registered("kda")] == ["hopper", "triton", "torch", "reference"]
+    assert [i.name for i in registered("kda_step")] == ["triton", "torch", "reference"]
+
+
 def test_explain_after_a_failed_explain_still_runs_calls() -> None:
     kwargs = make(Problem(T=4))
     with pytest.raises(kda2.InvalidValue):

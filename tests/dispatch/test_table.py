@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -44,11 +45,17 @@ def test_shipped_table_answers_every_key() -> None:
             assert lookup("kda", "triton", "step", {"K": K, "V": V, "state_layout": layout}).num_warps in (1, 2, 4, 8)
 
 
-def test_every_shipped_row_has_its_provenance() -> None:
-    for row in table.rows("kda", "triton"):
+TABLES = resources.files("kda2.tables") / "kda"
+SHIPPED = sorted(x.name.removesuffix(".json") for x in TABLES.iterdir() if x.name.endswith(".json"))
+
+
+@pytest.mark.parametrize("impl", SHIPPED)
+def test_every_shipped_row_has_its_provenance(impl: str) -> None:
+    for row in table.rows("kda", impl):
         assert row["provenance"], row
 
 
-def test_keys_never_hold_the_length() -> None:
-    for row in table.rows("kda", "triton"):
+@pytest.mark.parametrize("impl", SHIPPED)
+def test_keys_never_hold_the_length(impl: str) -> None:
+    for row in table.rows("kda", impl):
         assert not {"T", "N", "B", "seqlens"} & row["when"].keys()

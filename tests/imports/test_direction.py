@@ -23,6 +23,9 @@ LAYERS = (
     {"cli", "mcp"},
 )
 CORE = {"numpy", "torch", "triton"}
+# Folders of an op that are no backend's name, and the backends that they may use: `hopper` is written in Gluon, which
+# Triton launches and compiles.
+USES = {"hopper": {"gluon", "triton"}}
 # Beyond the standard library and CORE. Elsewhere an optional package must not even be named.
 EXTRAS = {
     "testing": {"pytest"},
@@ -95,10 +98,12 @@ def test_imports_point_down(module: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m in INNER if backend(m)])
 def test_a_backend_stands_alone(module: str) -> None:
-    """It imports neither the reference it is tested against nor another backend."""
+    """It imports neither the reference it is tested against nor another backend, nor another implementation."""
     ours = {other for other in imports_of(module) if is_kda2(other)}
+    mine = str(backend(module))
     assert not [other for other in ours if "reference" in other.split(".")]
-    assert not [other for other in ours if backend(other) not in (None, backend(module))]
+    assert not [other for other in ours if backend(other) not in {None, mine, *USES.get(mine, ())}]
+    assert not [other for other in ours if layer(other) == layer(module) and backend(other) not in (None, mine)]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

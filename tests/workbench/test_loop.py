@@ -7,16 +7,32 @@ from pathlib import Path
 import pytest
 from loop_events import FAMILIES, kinds, quiet, without_gpu
 
+from kda2.device import Gpu
 from kda2.errors import InvalidValue
 from kda2.testing import Problem, make
+from kda2.workbench import candidates, loop
 from kda2.workbench import ledger as ledgers
-from kda2.workbench import loop
 from kda2.workbench.candidates import TRITON
 from kda2.workbench.capture import Capture
 from kda2.workbench.loop import Options, Outcome
 from kda2.workbench.records import STAGES, Verdict
 from kda2.workbench.verifier.numerics import CAPTURE
 from kda2.workbench.verifier.subject import Subject
+
+
+@pytest.mark.parametrize(
+    ("arch", "K", "first"),
+    [(90, 64, "hopper"), (90, 32, TRITON), (100, 64, TRITON), (70, 64, "torch"), (None, 64, TRITON)],
+)
+def test_what_is_judged_is_what_serves_the_call_here(
+    arch: int | None, K: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [] if arch is None else [Gpu("a GPU", arch, 132, 2**36, 2**25)]
+    monkeypatch.setattr("kda2.workbench.candidates.device.gpus", lambda: gpus)
+    every = ("hopper", TRITON, "torch", "reference")
+    found = candidates.shipped(Capture(make(Problem(T=4, K=K, V=64))))
+    assert tuple(c.name for c in found) == every[every.index(first) :]
+    assert [bool(c.parameters) for c in found] == [c.name == TRITON for c in found]
 
 
 def test_every_implementation_is_judged(outcome: Outcome) -> None:

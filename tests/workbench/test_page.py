@@ -22,7 +22,8 @@ def record(impl: str, us: float | None, run: str = "r1", utc: str = "2026-01-01T
         "run": run, "utc": utc, "suite": "kda-prefill", "case": CASE, "impl": impl, "median_us": us,
         "samples": 200 if us else 0, "rel_err": {"o": 2e-3, "state": 1e-3}, "floor_us": 20.0,
         "status": "ok" if us else "oom", "device": "NVIDIA H200", "driver": "580.1", "torch": "2.11.0",
-        "triton": "3.6.0", "version": "0.1.0", "source": source_hash("kda") if impl.startswith("kda2") else None,
+        "triton": "3.6.0", "version": "0.1.0",
+        "source": source_hash("kda", impl.removeprefix("kda2:")) if impl.startswith("kda2:") else None,
         "commit": "abc123",
     }  # fmt: skip
     return BenchRecord.model_validate({**fields, **more}).line() + "\n"
@@ -101,7 +102,7 @@ def test_the_readme_says_what_the_records_say() -> None:
 def test_stale(tmp_path: Path) -> None:
     (tmp_path / "kda-prefill.jsonl").write_text(record("kda2:triton", 1.0, source="0" * 64) + record("fla", 1.0))
     assert pages.stale(pages.load(tmp_path)) == {"kda": ["kda-prefill: kda2:triton"]}
-    (tmp_path / "kda-prefill.jsonl").write_text(record("kda2:triton", 1.0))
+    (tmp_path / "kda-prefill.jsonl").write_text(record("kda2:triton", 1.0) + record("kda2:hopper", 1.0))
     assert pages.stale(pages.load(tmp_path)) == {}
 
 

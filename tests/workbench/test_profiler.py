@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,38 @@ def test_comments_and_docstrings_do_not_change_a_source() -> None:
 
 
 def test_the_source_hash_is_that_of_the_kernels() -> None:
-    assert environment.source_hash("kda") == environment.source_hash("kda")
-    assert len(environment.source_hash("kda")) == 64
+    impls = (None, "hopper", "triton", "torch", "reference")
+    every, hopper, *others = (environment.source_hash("kda", impl) for impl in impls)
+    assert len(every) == len(hopper) == len(others[0]) == 64
+    assert len(set(others)) == 1 and len({every, hopper, others[0]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "impls"),
+    [
+        ("ops/kda/hopper/fused.py", {None, "hopper"}),
+        ("backends/gluon/__init__.py", {None, "hopper"}),
+        ("tables/kda/hopper.json", {None, "hopper"}),
+        ("ops/kda/triton/state.py", {None, "triton", "torch"}),
+        ("ops/kda/torch/stages.py", {None, "triton", "torch"}),
+        ("tables/kda/triton.json", {None, "triton", "torch"}),
+        ("backends/triton/launch.py", set()),
+    ],
+)
+def test_a_source_counts_where_it_is_used(
+    changed: str, impls: set[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(environment.PACKAGE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(environment.resources, "files", lambda package: tmp_path)
+    hashed = environment.source_hash.__wrapped__
+
+    def hashes() -> dict[str | None, str]:
+        return {impl: hashed("kda", impl) for impl in (None, "hopper", "triton", "torch")}
+
+    before = hashes()
+    with (tmp_path / changed).open("a") as file:
+        file.write("\nCHANGED = True\n")
+    assert {impl for impl, now in hashes().items() if now != before[impl]} == impls
 
 
 def test_timing_takes_turns_and_rotates_inputs() -> None:
@@ -222,7 +253,7 @@ def test_a_run_checks_then_times(op: str, case: dict[str, Any]) -> None:
         assert r.status == "ok"
         assert r.median_us is not None and r.samples == 3 and r.p95_us is None
         assert 0 < r.rel_err["o"] < 6e-3
-        assert r.source == environment.source_hash("kda")
+        assert r.source == environment.source_hash("kda", "torch")
     assert any("flash_kda is not measured" in text for text in said)
 
 

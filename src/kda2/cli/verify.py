@@ -31,6 +31,7 @@ from kda2.workbench.profiler.problems import DTYPES
 from kda2.workbench.records import STAGES, Candidate
 from kda2.workbench.verifier import Conditions, Limits
 from kda2.workbench.verifier.numerics import REFUSED
+from kda2.workbench.verifier.stages import served_sizes
 from kda2.workbench.verifier.words import reasons
 
 # The call that is timed where none was captured.
@@ -41,7 +42,7 @@ SHOWN = 2
 
 @command
 def verify(
-    what: Annotated[str, typer.Argument(metavar="FILE", help="A Python file with run(**inputs); or triton, torch.")],
+    what: Annotated[str, typer.Argument(metavar="FILE", help="A Python file with run(**inputs); or triton, hopper.")],
     spec: Annotated[str, typer.Option(help="The operator that it computes: kda.")] = "kda",
     stage: Annotated[
         str | None, typer.Option(help=f"The one stage that the file computes: {', '.join(KDA_STAGES)}.")
@@ -67,7 +68,9 @@ def verify(
     candidate = _candidate(what, stage)
     gpu = bool(device.gpus())
     where = folder or Path("runs") / "verify" / environment.new_run()
-    wanted = {**(GPU_SIZES if gpu else FILE_SIZES), **_sizes(sizes)}
+    wanted = {**served_sizes(candidate.impl, GPU_SIZES if gpu else FILE_SIZES), **_sizes(sizes)}
+    if served_sizes(candidate.impl, wanted) != wanted:
+        raise InvalidValue("--problem", f"K and V that {what} serves", f"K={wanted['K']},V={wanted['V']}")
     chosen, arch = families_of(families), arch_of(target)
     with alone(where):
         if (where / "ledger.jsonl").exists():
@@ -96,7 +99,7 @@ def _candidate(what: str, stage: str | None) -> Candidate:
         return kernels.of_file(Path(what), stage)
     if stage is not None:
         raise InvalidValue("--stage", "given with a file", repr(what), "the library's stages are tested as a whole")
-    return Candidate(name=what, op="kda", impl=what, writer=kernels.WRITER, source=environment.source_hash("kda"))
+    return Candidate(name=what, op="kda", impl=what, writer=kernels.WRITER, source=environment.source_hash("kda", what))
 
 
 def _sizes(text: str | None) -> dict[str, Any]:

@@ -44,24 +44,42 @@ class Query:
 @dataclass(frozen=True)
 class Capability:
     """The limits of one implementation. `devices` names torch device types; "interpreter" stands for a CPU tensor
-    under Triton's interpreter."""
+    under Triton's interpreter. `Ks` and `Vs` are the only numbers of channels that it serves, None for any up to
+    `max_K` and `max_V`."""
 
     devices: frozenset[str]
     dtypes: frozenset[str]
     backward: bool
     min_arch: int = 0
+    max_arch: int | None = None
     max_K: int | None = None
     max_V: int | None = None
+    Ks: frozenset[int] | None = None
+    Vs: frozenset[int] | None = None
     deterministic: bool = True
 
     def check(self, query: Query) -> Check:
         """The first limit that `query` exceeds, or an ok."""
         return next((c for c in self._checks(query) if not c.ok), Check(True))
 
+    def channels(self, K: int, V: int) -> tuple[int, int]:
+        """K and V, or, where only some numbers of channels are served, the least that hold them, else the largest."""
+
+        def served(n: int, among: frozenset[int] | None) -> int:
+            return n if among is None else min((m for m in among if m >= n), default=max(among))
+
+        return served(K, self.Ks), served(V, self.Vs)
+
     def _other_device(self, q: Query) -> str:
         return (
             "TRITON_INTERPRET=1 turns the interpreter on" if "interpreter" in self.devices and q.device == "cpu" else ""
         )
+
+    def _archs(self) -> str:
+        oldest = f"{self.min_arch / 10}"
+        if self.max_arch is None:
+            return f"{oldest} or newer"
+        return oldest if self.max_arch == self.min_arch else f"{oldest} to {self.max_arch / 10}"
 
     def _checks(self, q: Query) -> list[Check]:
         device = "interpreter" if q.device == "cpu" and q.interpreted and "cpu" not in self.devices else q.device
@@ -69,13 +87,13 @@ class Capability:
         return [
             Check(device in self.devices, f"tensors are on {q.device}", wanted, self._other_device(q)),
             Check(
-                device != "cuda" or q.arch >= self.min_arch,
+                device != "cuda" or (q.arch >= self.min_arch and (self.max_arch is None or q.arch <= self.max_arch)),
                 f"compute capability {q.arch / 10}",
-                f"{self.min_arch / 10} or newer",
+                self._archs(),
             ),
             Check(q.dtype in self.dtypes, f"dtype {q.dtype}", ", ".join(sorted(self.dtypes))),
-            Check(self.max_K is None or q.K <= self.max_K, f"K = {q.K}", f"at most {self.max_K}"),
-            Check(self.max_V is None or q.V <= self.max_V, f"V = {q.V}", f"at most {self.max_V}"),
+            _channels("K", q.K, self.Ks, self.max_K),
+            _channels("V", q.V, self.Vs, self.max_V),
             Check(
                 self.backward or not q.needs_grad,
                 "an input requires grad or has a tangent, or torch.func transforms the call",
@@ -84,6 +102,12 @@ class Capability:
             ),
             Check(self.deterministic or not q.deterministic, "deterministic=True", "deterministic=False"),
         ]
+
+
+def _channels(name: str, n: int, among: frozenset[int] | None, most: int | None) -> Check:
+    if among is not None:
+        return Check(n in among, f"{name} = {n}", " or ".join(map(str, sorted(among))))
+    return Check(most is None or n <= most, f"{name} = {n}", f"at most {most}")
 
 
 @dataclass(frozen=True)

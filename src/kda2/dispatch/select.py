@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kda2.contract import Check, Implementation, Query
+from kda2.contract import Capability, Check, Implementation, Query
 from kda2.errors import InvalidType, InvalidValue, UnsupportedTarget
 
 # op -> implementations, in order of preference for impl="auto"
@@ -27,6 +27,11 @@ def registered(op: str) -> tuple[Implementation, ...]:
     if op not in _REGISTRY:
         raise InvalidValue("op", f"one of {sorted(_REGISTRY)}", repr(op), "import its public call first, as kda2.kda")
     return _REGISTRY[op]
+
+
+def capability(op: str, impl: str) -> Capability | None:
+    """What an implementation of `op` serves; None for a name that it does not have, such as "auto"."""
+    return next((i.capability for i in registered(op) if i.name == impl), None)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kda2 import device
 from kda2.dispatch import registered
 from kda2.errors import InvalidValue
 from kda2.workbench.capture import Capture
 from kda2.workbench.profiler.environment import source_hash
 from kda2.workbench.records import Candidate
-from kda2.workbench.verifier.code import meta_call
+from kda2.workbench.verifier.code import WITH_KERNELS, meta_call, served_on
 from kda2.workbench.verifier.subject import FILE, Subject
 
 TRITON = "triton"
@@ -21,18 +22,16 @@ Configs = Mapping[str, Mapping[str, int]]
 
 
 def shipped(capture: Capture) -> list[Candidate]:
-    """Every registered implementation of `kda`, as users get it."""
+    """Every registered implementation of `kda` that can be judged on the captured call here, as users get it."""
+    gpus = device.gpus()
+    where, arch = ("cuda", gpus[0].arch) if gpus else ("cpu", 0)
     found = []
-    for implementation in registered("kda"):
-        if implementation.name == TRITON and find_spec("triton") is None:
+    for name in (i.name for i in registered("kda")):
+        if (name in WITH_KERNELS and find_spec("triton") is None) or not served_on(name, capture, where, arch).ok:
             continue
-        parameters = shipped_configs(capture) if implementation.name == TRITON else {}
-        found.append(
-            Candidate(
-                name=implementation.name, op="kda", impl=implementation.name, writer=WRITER,
-                source=source_hash("kda"), parameters=parameters,
-            )
-        )  # fmt: skip
+        parameters = shipped_configs(capture) if name == TRITON else {}
+        source = source_hash("kda", name)
+        found.append(Candidate(name=name, op="kda", impl=name, writer=WRITER, source=source, parameters=parameters))
     return found
 
 

@@ -24,7 +24,8 @@ PEERS = {"fla": "fla-core", "flash_kda": "flash-kda", "cudnn": "nvidia-cudnn-fro
 # Beginnings of the versions that the tests have run with.
 TESTED = {"python": ("3.11.", "3.12."), "torch": ("2.11.", "2.13."), "triton": ("3.6.0", "3.7.1")}
 PLATFORMS = {
-    "Linux, NVIDIA sm_80 or newer": "everything: triton and torch kernels, verification, inspection, measuring",
+    "Linux, NVIDIA sm_80 or newer": "everything: triton and torch kernels (hopper's on sm_90), verification, "
+    "inspection, measuring",
     "Linux without a GPU": "torch and reference; Triton's interpreter; offline builds for any NVIDIA GPU",
     "WSL 2": "as Linux",
     "macOS, Windows": "torch and reference on the CPU; Triton is not available there",

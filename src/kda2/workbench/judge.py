@@ -13,7 +13,7 @@ from kda2.workbench.journal import Journal
 from kda2.workbench.profiler.timing import Timing
 from kda2.workbench.records import Candidate, Verdict
 from kda2.workbench.verifier import stages
-from kda2.workbench.verifier.code import not_run
+from kda2.workbench.verifier.code import WITH_KERNELS, not_run
 from kda2.workbench.verifier.process import Child, Children
 from kda2.workbench.verifier.stages import Conditions
 from kda2.workbench.verifier.subject import FILE, Subject
@@ -125,7 +125,7 @@ class Judge:
 
     def _submit_code(self, name: str) -> None:
         subject = subject_of(self.journal.candidates[name])
-        self.progress(name, "L1", "building" if subject.impl in (TRITON, FILE) else "")
+        self.progress(name, "L1", "building" if subject.impl in (*WITH_KERNELS, FILE) else "")
         self._pending[self._pool.submit(self._code, subject)] = (name, True)
 
     def _submit_numerics(self, name: str) -> None:

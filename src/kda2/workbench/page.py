@@ -70,13 +70,17 @@ def stale(records: Records) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for suite, lines in records.suites.items():
         op = op_of(suite)
-        old = sorted({r.impl for r in newest(lines) if r.source is not None and r.source != source_hash(op)})
+        old = sorted({r.impl for r in newest(lines) if r.source not in (None, _source_hash(op, r.impl))})
         if old:
             found.setdefault(op, []).append(f"{suite}: {', '.join(old)}")
     for run in _latest_tests(records.tests):
         if run.source is not None and run.source != source_hash(op_of(run.suite)):
             found.setdefault(op_of(run.suite), []).append(f"tests: {run.suite}")
     return found
+
+
+def _source_hash(op: str, impl: str) -> str:
+    return source_hash(op, impl.removeprefix("kda2:"))
 
 
 def page(records: Records) -> str:

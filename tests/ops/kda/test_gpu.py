@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from serving import served
 from torch import Tensor
 
 import kda2
@@ -21,17 +23,23 @@ pytestmark = pytest.mark.gpu
 
 Kwargs = dict[str, Any]
 TOKENS = ("q", "k", "v", "g", "beta")
-IMPL = "triton"
 PROBLEM = Problem(T=200, H=2, HV=4, K=64, V=64, device="cuda", regime="weak")
 PACKED = Problem(lengths=(70, 0, 1, 129), H=2, HV=4, K=64, V=64, device="cuda", regime="weak")
+Prefill = Callable[..., Outputs]
 
 
-def prefill(**kwargs: Any) -> Outputs:
-    return kda2.kda(**kwargs, impl=IMPL)
+@pytest.fixture(params=["triton", pytest.param("hopper", marks=pytest.mark.hopper)])
+def impl(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def prefill(impl: str) -> Prefill:
+    return partial(kda2.kda, impl=impl)
 
 
 def decode(**kwargs: Any) -> tuple[Tensor, Tensor]:
-    return kda2.kda_step(**kwargs, impl=IMPL)
+    return kda2.kda_step(**kwargs, impl="triton")
 
 
 def same(got: tuple[Tensor | None, ...], want: tuple[Tensor | None, ...]) -> bool:
@@ -69,7 +77,7 @@ def compilations() -> Iterator[list[str]]:
 # streams, threads, devices
 
 
-def test_two_streams_at_once() -> None:
+def test_two_streams_at_once(prefill: Prefill) -> None:
     calls = [make(PROBLEM), make(PACKED)]
     want = [prefill(**c) for c in calls]
     torch.cuda.synchronize()
@@ -83,7 +91,7 @@ def test_two_streams_at_once() -> None:
     assert all(same(g, want[i]) for i in (0, 1) for g in got[i])
 
 
-def test_work_is_ordered_on_the_current_stream() -> None:
+def test_work_is_ordered_on_the_current_stream(prefill: Prefill) -> None:
     """A call on a side stream waits for what that stream was doing to its inputs."""
     kwargs = make(PROBLEM)
     want = prefill(**kwargs)
@@ -98,9 +106,10 @@ def test_work_is_ordered_on_the_current_stream() -> None:
     assert same(got, want)
 
 
-def test_threads_may_call_at_once() -> None:
+def test_threads_may_call_at_once(impl: str, prefill: Prefill) -> None:
     """Also the first call of a shape, which compiles."""
-    calls = [make(Problem(T=100, K=K, V=48, device="cuda", seed=K)) for K in (20, 40, 40, 20)]
+    base = Problem(T=100, V=80, device="cuda")
+    calls = [make(served(impl, replace(base, K=K, seed=K))) for K in (20, 80, 80, 20)]
     together = threading.Barrier(len(calls))
 
     def run(kwargs: Kwargs) -> list[Outputs]:
@@ -118,7 +127,7 @@ def test_threads_may_call_at_once() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_device_that_is_not_current() -> None:
+def test_device_that_is_not_current(prefill: Prefill) -> None:
     want = prefill(**make(PACKED))
     other = replace(PACKED, device="cuda:1")
     assert torch.cuda.current_device() == 0
@@ -149,7 +158,7 @@ def replayed(function: Callable[..., Any], kwargs: Kwargs, refill: Callable[[Kwa
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, PACKED], ids=("dense", "packed"))
-def test_graph_of_a_prefill(problem: Problem) -> None:
+def test_graph_of_a_prefill(problem: Problem, prefill: Prefill) -> None:
     other = make(replace(problem, seed=7))
 
     def refill(kwargs: Kwargs) -> None:
@@ -184,7 +193,7 @@ def no_synchronisation() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_no_call_waits_for_the_device() -> None:
+def test_no_call_waits_for_the_device(prefill: Prefill) -> None:
     packed, pool = make(PACKED), make_step(Problem(B=3, device="cuda"), slots=5, indices=(4, -1, 0))
     prefill(**packed)
     decode(**pool)
@@ -194,7 +203,7 @@ def test_no_call_waits_for_the_device() -> None:
         decode(**pool, inplace=False)
 
 
-def test_debug_reads_the_device_and_checks() -> None:
+def test_debug_reads_the_device_and_checks(prefill: Prefill) -> None:
     packed, pool = make(PACKED), make_step(Problem(B=3, device="cuda"), slots=5, indices=(4, 5, 0))
     packed["cu_seqlens"][1] = 10_000
     with kda2.debug():
@@ -207,8 +216,8 @@ def test_debug_reads_the_device_and_checks() -> None:
 # compilation and launches
 
 
-def test_lengths_and_packing_compile_nothing_new() -> None:
-    base = replace(PROBLEM, K=32, V=48)
+def test_lengths_and_packing_compile_nothing_new(impl: str, prefill: Prefill) -> None:
+    base = served(impl, replace(PROBLEM, K=32, V=48))
     dense = [replace(base, B=B, T=T) for B, T in ((1, 200), (1, 1), (2, 16), (3, 64), (1, 4097), (17, 5))]
     packs = ((64, 64), (1,), (0, 0), (5, 0, 77), (16,) * 40, (1000, 24))
     packed = [replace(base, lengths=lengths, tail=i % 2) for i, lengths in enumerate(packs)]
@@ -232,7 +241,7 @@ def test_batch_and_pool_sizes_compile_nothing_new() -> None:
 def test_a_new_size_does_compile() -> None:
     """So that the two tests above can fail."""
     with compilations() as compiled:
-        prefill(**make(Problem(T=20, K=24, V=56, device="cuda")))
+        kda2.kda(**make(Problem(T=20, K=24, V=56, device="cuda")), impl="triton")
     assert compiled
 
 
@@ -254,8 +263,8 @@ def test_a_step_is_one_kernel(indices: tuple[int, ...] | None) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1,) * 70_000, (4_500_000,)], ids=("70000 sequences", "70313 chunks"))
-def test_more_blocks_than_a_grid_axis_holds(lengths: tuple[int, ...]) -> None:
-    kwargs = make_large(Problem(H=1, HV=1, K=16, V=16), sum(lengths))
+def test_more_blocks_than_a_grid_axis_holds(lengths: tuple[int, ...], impl: str, prefill: Prefill) -> None:
+    kwargs = make_large(served(impl, Problem(H=1, HV=1, K=16, V=16)), sum(lengths))
     kwargs |= {"initial_state": None, "cu_seqlens": offsets(lengths, device="cuda")}
     o, state = prefill(**kwargs)
     assert state is not None and o.isfinite().all() and state.isfinite().all()
@@ -274,10 +283,10 @@ def test_more_rows_than_a_grid_axis_holds() -> None:
 
 
 @pytest.mark.slow
-def test_offsets_past_two_to_the_31() -> None:
+def test_offsets_past_two_to_the_31(impl: str, prefill: Prefill) -> None:
     """2.3e9 elements of v and o: the last tokens of the last head, whose state reaches back 20 tokens, are right."""
     T = 140_000
-    kwargs = make_large(Problem(H=1, HV=128, K=16, V=128), T)
+    kwargs = make_large(served(impl, Problem(H=1, HV=128, K=16, V=128)), T)
     kwargs["initial_state"] = None
     o, state = prefill(**kwargs)
     last = {**kwargs, **{name: kwargs[name][:, -300:] for name in TOKENS}}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from serving import served
 
 import kda2
 from kda2.testing import Problem, judge, judge_step, make, make_step
@@ -19,14 +20,9 @@ from kda2.testing.verify import expected
 DTYPES = st.sampled_from((torch.bfloat16, torch.float16, torch.float32))
 EXAMPLES = 8 if os.environ.get("TRITON_INTERPRET") == "1" else 40
 few = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-IMPLS = pytest.mark.parametrize(
-    ("impl", "device"),
-    [
-        ("torch", "cpu"),
-        pytest.param("triton", "cpu", marks=pytest.mark.interpreter),
-        pytest.param("triton", "cuda", marks=pytest.mark.gpu),
-    ],
-)
+TORCH, INTERPRETED = ("torch", "cpu"), pytest.param("triton", "cpu", marks=pytest.mark.interpreter)
+TRITON = pytest.param("triton", "cuda", marks=pytest.mark.gpu)
+HOPPER = pytest.param("hopper", "cuda", marks=[pytest.mark.gpu, pytest.mark.hopper])
 
 
 @st.composite
@@ -70,17 +66,17 @@ def on(device: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     return moved
 
 
-@IMPLS
+@pytest.mark.parametrize(("impl", "device"), [TORCH, INTERPRETED, TRITON, HOPPER])
 @few
 @given(problem=problems())
 def test_prefill(impl: str, device: str, problem: Problem) -> None:
-    kwargs = make(problem)
+    kwargs = make(served(impl, problem))
     got = kda2.kda(**on(device, kwargs), impl=impl)
     comparisons = judge((got[0].cpu(), None if got[1] is None else got[1].cpu()), expected(kwargs), kwargs)
     assert all(c.ok for c in comparisons), "\n".join(map(str, comparisons))
 
 
-@IMPLS
+@pytest.mark.parametrize(("impl", "device"), [TORCH, INTERPRETED, TRITON])
 @few
 @given(problem=problems(), rows=st.integers(0, 4), data=st.data())
 def test_step(impl: str, device: str, problem: Problem, rows: int, data: st.DataObject) -> None:

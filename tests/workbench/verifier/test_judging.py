@@ -49,6 +49,14 @@ def test_a_run_goes_on_after_what_it_refused(
     assert len(list(ledger.read(tmp_path / "ledger.jsonl"))) == 1 + 3 + 3 * 8 + 3
 
 
+@pytest.mark.parametrize(("impl", "K", "V"), [("hopper", 128, 64), ("triton", 100, 20), ("file", 100, 20)])
+def test_an_implementation_is_probed_in_sizes_that_it_serves(
+    conditions: Callable[..., Any], impl: str, K: int, V: int
+) -> None:
+    own = conditions(sizes={"K": 100, "V": 20, "T": 9}).of(Subject(impl), derived=False)
+    assert own.sizes == {"K": K, "V": V, "T": 9}
+
+
 def test_one_that_ends_the_timing_does_not_take_the_others_with_it(
     tmp_path: Path, plain: str, changed: Callable[..., str], conditions: Callable[..., Any]
 ) -> None:

@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from kda2.backends.triton import binary, cache
@@ -124,7 +125,9 @@ def _specialized(launch: Launch, arch: int) -> tuple[Any, Any]:
         "debug": kernel.debug or triton.knobs.runtime.debug,
         "instrumentation_mode": triton.knobs.compilation.instrumentation_mode,
     }
+    # Triton chooses between the two when it binds a kernel to the GPU that is there
+    source = GluonASTSource if kernel.is_gluon() else ASTSource
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(**kwargs)
     options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
-    return ASTSource(kernel, signature, constants, attributes), options
+    return source(kernel, signature, constants, attributes), options

@@ -19,9 +19,11 @@ _one_at_a_time = threading.RLock()
 
 @dataclass(frozen=True)
 class Launch:
-    """`kernel` over `grid` with `args` by name: tensors, ints, floats, None and the constexprs.
+    """`kernel`, Triton's or Gluon's, over `grid` with `args` by name: tensors, TMA descriptors, ints, floats, None and
+    the constexprs. At least one is a plain tensor.
 
-    The tensors may be on the meta device when the launch is only to be compiled.
+    The tensors may be on the meta device when the launch is only to be compiled. `maxnreg` is the most registers that a
+    thread may start with; None leaves them to the compiler.
     """
 
     stage: str
@@ -29,11 +31,13 @@ class Launch:
     grid: int
     args: Mapping[str, Any]
     config: KernelConfig
+    maxnreg: int | None = None
 
     @property
     def options(self) -> dict[str, int]:
-        """The options of Triton's compiler that the configuration sets."""
-        return {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        """The options of Triton's compiler that the launch sets."""
+        options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
+        return options if self.maxnreg is None else {**options, "maxnreg": self.maxnreg}
 
     def run(self) -> None:
         """Launch on the current stream of the tensors' device, current or not. An empty grid launches nothing.

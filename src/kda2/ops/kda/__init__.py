@@ -16,6 +16,11 @@ __all__ = ["Gate", "debug", "kda", "kda_step"]
 _FLOATS = frozenset({"bf16", "fp16", "fp32"})
 _TORCH = Capability(frozenset({"cpu", "cuda"}), _FLOATS | {"fp64"}, backward=True)
 _TRITON = Capability(frozenset({"cuda", "interpreter"}), _FLOATS, backward=False, min_arch=80, max_K=256, max_V=512)
+# its products are wgmma, which only this architecture has
+_HOPPER = Capability(
+    frozenset({"cuda"}), frozenset({"bf16", "fp16"}), backward=False, min_arch=90, max_arch=90,
+    Ks=frozenset({64, 128}), Vs=frozenset({64, 128}),
+)  # fmt: skip
 
 
 def _load(module: str, function: str) -> Callable[[Any], Any]:
@@ -23,12 +28,10 @@ def _load(module: str, function: str) -> Callable[[Any], Any]:
     return loaded
 
 
-for _op, _function in (("kda", "kda"), ("kda_step", "step")):
-    register(
-        _op,
-        [
-            Implementation("triton", _TRITON, partial(_load, "triton", _function)),
-            Implementation("torch", _TORCH, partial(_load, "torch", _function)),
-            Implementation("reference", _TORCH, partial(_load, "reference", _function)),
-        ],
-    )
+def _implementations(function: str, **capabilities: Capability) -> list[Implementation]:
+    return [Implementation(name, c, partial(_load, name, function)) for name, c in capabilities.items()]
+
+
+_EVERYWHERE = {"triton": _TRITON, "torch": _TORCH, "reference": _TORCH}
+register("kda", _implementations("kda", hopper=_HOPPER, **_EVERYWHERE))
+register("kda_step", _implementations("step", **_EVERYWHERE))

@@ -61,7 +61,8 @@ def kda(
             most T. Tokens past the last offset belong to no sequence; their o is 0. On a GPU its contents are not
             checked outside `kda2.debug()`.
         deterministic: only implementations that give the same bits every time.
-        impl: "auto", "triton", "torch" or "reference". `kda2.explain(kda2.kda, ...)` says what "auto" picks and why.
+        impl: "auto", "hopper", "triton", "torch" or "reference". `kda2.explain(kda2.kda, ...)` says what "auto" picks
+            and why.
 
     Returns:
         o: [B, T, HV, V], v's dtype.

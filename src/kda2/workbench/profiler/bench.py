@@ -261,5 +261,5 @@ def _record(
         peak_bytes=c.peak_bytes,
         status=status,
         version=c.peer.version,
-        source=environment.source_hash("kda") if c.peer.name.startswith(OWN) else None,
+        source=c.peer.source,
     )

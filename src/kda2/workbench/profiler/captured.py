@@ -15,7 +15,7 @@ from kda2.workbench.profiler.environment import file_hash
 from kda2.workbench.profiler.problems import DTYPES, CapturedCase, Options, Problem
 from kda2.workbench.profiler.suites import CAPTURED, Suite
 
-IMPLS = ("kda2:triton", "fla", "flash_kda", "cudnn")
+IMPLS = ("kda2:hopper", "kda2:triton", "fla", "flash_kda", "cudnn")
 MAX_REL_ERR = 2e-2
 _DIGITS = 12
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from kda2.workbench.profiler import bench, environment
-from kda2.workbench.profiler.peers import OWN, find
+from kda2.workbench.profiler.peers import find
 from kda2.workbench.profiler.problems import oracle, relative_error
 from kda2.workbench.records import BenchRecord
 
@@ -51,7 +51,7 @@ def run(plan: bench.Plan, say: Callable[[str], None]) -> Iterator[BenchRecord]:
                 rel_err={name: e for name, e in result.get("rel_err", {}).items() if e < float("inf")},
                 status=status,
                 version=peer.version,
-                source=environment.source_hash("kda") if peer.name.startswith(OWN) else None,
+                source=peer.source,
             )
 
 

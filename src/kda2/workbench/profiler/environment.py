@@ -22,6 +22,8 @@ import kda2
 from kda2 import device
 
 PACKAGE = Path(kda2.__file__).parent
+# Implementations that are hashed by themselves, and where their sources lie.
+_APART = {"hopper": ("hopper/", "gluon/", "kda/hopper.json")}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -107,18 +109,26 @@ def ops() -> list[str]:
 
 
 @functools.cache
-def source_hash(op: str) -> str:
-    """SHA-256 over the kernel sources of `op` and its tuned tables, comments and docstrings left out.
+def source_hash(op: str, impl: str | None = None) -> str:
+    """SHA-256 over the kernel sources of an implementation of `op` and its tuned table, comments and docstrings left
+    out; None for those of all implementations.
 
-    Kernel sources are the implementations' folders `ops/<op>/<implementation>/` and `ops/common/`.
+    Kernel sources are the implementations' folders `ops/<op>/<implementation>/`, `ops/common/` and `backends/gluon/`.
+    `hopper` is hashed by itself, the others together: `torch` and `triton` are the same stages.
     """
-    ops = resources.files("kda2") / "ops"
-    folders = [*_folders(ops / op), ops / "common", resources.files("kda2") / "tables" / op]
+    home = resources.files("kda2")
+    folders = [*_folders(home / "ops" / op), home / "ops" / "common", home / "tables" / op, home / "backends" / "gluon"]
+    part = impl if impl in _APART else None
     digest = hashlib.sha256()
-    for folder in folders:
-        for name, text in _files(folder, folder.name):
+    for name, text in (file for folder in folders for file in _files(folder, folder.name)):
+        if impl is None or _part(name) == part:
             digest.update(f"{name}\0{bare_source(text) if name.endswith('.py') else text}\0".encode())
     return digest.hexdigest()
+
+
+def _part(name: str) -> str | None:
+    """The implementation that a source belongs to alone."""
+    return next((impl for impl, places in _APART.items() if name.startswith(places)), None)
 
 
 def _folders(folder: Traversable) -> list[Traversable]:

@@ -22,7 +22,7 @@ import kda2
 from kda2 import device
 from kda2.dispatch import registered
 from kda2.errors import InvalidValue, KDA2Error
-from kda2.workbench.profiler.environment import package_version
+from kda2.workbench.profiler.environment import package_version, source_hash
 from kda2.workbench.profiler.problems import Problem, StepCase
 
 OWN = "kda2:"
@@ -48,6 +48,11 @@ class Peer:
     name: str
     version: str
     bind: Callable[[Problem], Bound]
+
+    @property
+    def source(self) -> str | None:
+        """The hash of the kernels' sources, of kda2's own."""
+        return source_hash("kda", self.name.removeprefix(OWN)) if self.name.startswith(OWN) else None
 
 
 def find(name: str) -> Peer:
@@ -91,7 +96,9 @@ def _kda2(impl: str, problem: Problem) -> Bound:
     tokens = (t["q"], t["k"], t["v"], t["g"], t["beta"])
     options: dict[str, Any] = problem.call_options | {"impl": impl}
     op = "kda_step" if isinstance(problem.case, StepCase) else "kda"
-    next(i for i in registered(op) if i.name == impl).load()  # imports its kernels, which is no part of a call
+    found = [i for i in registered(op) if i.name == impl]
+    _serve(bool(found), f"it is no implementation of {op}")
+    found[0].load()  # imports its kernels, which is no part of a call
     if isinstance(problem.case, StepCase):
         return Bound(lambda: kda2.kda_step(*tokens, t["state"], **options), _read)
     options |= {"cu_seqlens": t.get("cu_seqlens"), "initial_state": t.get("initial_state")}

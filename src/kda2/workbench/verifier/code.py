@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib import resources
+from dataclasses import replace
+from importlib import import_module, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from kda2 import device
 from kda2.contract import Check, KernelConfig
+from kda2.dispatch import capability
 from kda2.ops.kda.check import Call
 from kda2.testing import STAGES, checked
 from kda2.workbench.capture import Capture
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 # Share of a device's shared memory that a kernel may take.
 SHARED_SHARE = 0.95
-TRITON = "triton"
+# Implementations of the library that launch kernels of their own.
+WITH_KERNELS = ("hopper", "triton")
 Inputs = Callable[[], dict[str, Any]]
 # What a process may not come back from, in the order in which a file meets it.
 IMPORTED, RECORDED, COMPILED = "it was imported", "its launches were recorded", "its kernels were compiled"
@@ -54,19 +57,20 @@ class Builder:
         yield parsed
         if parsed.refuted:
             yield from not_run(("L1", "L2"), "refuted before")
-        elif subject.impl != TRITON:
+        elif subject.impl not in WITH_KERNELS:
             yield from not_run(("L1", "L2"), "plain torch: it has no kernels of its own")
         elif capture is None:
             yield from not_run(("L1", "L2"), "no captured call to build for: pass --inputs")
+        elif not (served := served_on(subject.impl, capture, "cuda", arch)).ok:
+            yield from not_run(("L1", "L2"), f"it does not serve this call on sm_{arch}: {served}")
         else:
             yield from self._library(subject, arch, capture)
 
     def _library(self, subject: Subject, arch: int, capture: Capture) -> Iterator[Verdict]:
-        from kda2.ops.kda import triton
-
+        kernels = import_module(f"kda2.ops.kda.{subject.impl}")
         start, call = time.perf_counter(), meta_call(capture)
         configs = {s: KernelConfig.from_dict(c) for s, c in (subject.configs or {}).items()}
-        launches = triton.launches(call, configs or None)
+        launches: list[Launch] = kernels.launches(call, configs or None)
         stages = {launch.stage: self._stage(launch, arch) for launch in launches}
         for launch in launches:
             stages[launch.stage]["trips"] = _chunk_trips(call, launch.args["BT"]) if launch.stage == "state" else 1
@@ -116,9 +120,18 @@ def meta_call(capture: Capture) -> Call:
     return checked(capture.to("meta").kwargs)
 
 
+def served_on(impl: str, capture: Capture, where: str, arch: int) -> Check:
+    """Whether an implementation takes the captured call on a device of that type and architecture; on a CPU as if in
+    Triton's interpreter."""
+    limits, query = capability("kda", impl), meta_call(capture).query()
+    assert limits is not None
+    return limits.check(replace(query, device=where, arch=arch, interpreted=where == "cpu"))
+
+
 def moved_bytes(args: Mapping[str, Any]) -> int:
-    """Bytes of all tensors that a launch takes: each read or written once."""
-    return sum(x.nbytes for x in args.values() if isinstance(x, Tensor))
+    """Bytes of all tensors that a launch takes, by themselves or in a TMA descriptor: each read or written once."""
+    tensors = (getattr(x, "base", x) for x in args.values())
+    return sum(x.nbytes for x in {id(x): x for x in tensors if isinstance(x, Tensor)}.values())
 
 
 def argument_names(subject: Subject) -> tuple[str, ...]:
@@ -192,7 +205,7 @@ def _parse(subject: Subject) -> Verdict:
         if name != "num_stages" and (value < 1 or value & (value - 1))
     ]
     powers = Check(not odd, ", ".join(odd) or "every size is a power of two", "powers of two")
-    evidence = {"files": sorted(x.name for x in files), "source": source_hash("kda")}
+    evidence = {"files": sorted(x.name for x in files), "source": source_hash("kda", subject.impl)}
     return verdict("L0", {"configurations": powers}, evidence, start)
 
 

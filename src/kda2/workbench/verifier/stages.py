@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from kda2 import device
+from kda2.dispatch import capability
 from kda2.ops.kda import spec
 from kda2.testing import FAMILIES
 from kda2.workbench.capture import Capture
@@ -27,6 +28,8 @@ from kda2.workbench.verifier.process import Child, Children, Ended, Limits, elap
 from kda2.workbench.verifier.subject import FILE, Subject
 
 Heard = Callable[[str], None]
+# Implementations whose kernels no interpreter runs on a CPU, and what they are written in.
+_COMPILED = {"hopper": "Gluon"}
 _CODE: tuple[Literal["L0"], Literal["L1"], Literal["L2"]] = ("L0", "L1", "L2")
 
 
@@ -48,10 +51,11 @@ class Conditions:
 
     def of(self, subject: Subject, derived: bool) -> Conditions:
         """The conditions of one subject: a file gets sizes of its own and the whole captured call, what was derived
-        from another candidate `variant_tokens` of it."""
+        from another candidate `variant_tokens` of it, and an implementation that serves some sizes only gets those."""
         if subject.impl == FILE:
             return replace(self, tokens=None, sizes=self.file_sizes or self.sizes)
-        return replace(self, tokens=self.variant_tokens) if derived else self
+        own = replace(self, sizes=served_sizes(subject.impl, self.sizes))
+        return replace(own, tokens=self.variant_tokens) if derived else own
 
     @property
     def on_gpu(self) -> bool:
@@ -61,6 +65,14 @@ class Conditions:
     def probes(self) -> tuple[str, ...]:
         """The families, after the captured call if there is one."""
         return (*([CAPTURE] if self.capture is not None else []), *self.families)
+
+
+def served_sizes(impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of probes with K and V replaced by those that an implementation serves, if it serves only some."""
+    limits, found = capability("kda", impl), dict(sizes)
+    if limits is not None and {"K", "V"} <= found.keys():
+        found["K"], found["V"] = limits.channels(found["K"], found["V"])
+    return found
 
 
 def code(child: Child, subject: Subject, on: Conditions) -> list[Verdict]:
@@ -149,7 +161,9 @@ def _answers(
 
 
 def _compiled_only(subject: Subject, on: Conditions) -> str | None:
-    """The language of a file whose kernels cannot run here."""
+    """The language of kernels that cannot run here."""
+    if subject.impl in _COMPILED and not on.on_gpu:
+        return _COMPILED[subject.impl]
     if subject.file is None or subject.sha256 is None or on.on_gpu:
         return None
     try:

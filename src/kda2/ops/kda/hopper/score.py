@@ -1,0 +1,211 @@
+"""Role `score`: the scores of a chunk, and the inverse that its delta rule takes. Also loads what all roles read."""
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kda2.backends.gluon import acquire, commit, next_slot, wait
+from kda2.ops.kda.hopper.slots import LOG2E, PANEL, ROWS, ROWS8_4D, ROWS16, C, mma
+
+L2NORM_EPS = gl.constexpr(1e-6)
+
+
+@gluon.jit
+def load(s, q_desc, k_desc, v_desc, g_desc, n, bos, i_b, i_h, i_hv, i_v,
+         K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr):  # fmt: skip
+    """Start the copies of chunk n into its slot of the ring, once that is free."""
+    slot = n % SLOTS
+    t0 = bos + n * C
+    full = s.full.index(slot)
+    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, 2 * C, K], ROWS).index(slot)
+    acquire(s.empty, slot, n // SLOTS)
+    bits: gl.constexpr = (2 * K + V) * s.kq.dtype.primitive_bitwidth + K * s.g.dtype.primitive_bitwidth
+    mbarrier.expect(full, bits * C // 8)
+    tma.async_copy_global_to_shared(k_desc, [i_b, i_h, t0, 0], full, kq.slice(0, C))
+    tma.async_copy_global_to_shared(q_desc, [i_b, i_h, t0, 0], full, kq.slice(C, C))
+    tma.async_copy_global_to_shared(g_desc, [i_b, i_hv, t0, 0], full, s.g.index(slot))
+    tma.async_copy_global_to_shared(v_desc, [i_b, i_hv, t0, i_v * V], full, s.v.index(slot))
+
+
+@gluon.jit
+def score(
+    s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v, scale, beta_scale,
+    WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr,
+    SCORES: gl.constexpr, TERMS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
+):  # fmt: skip
+    """A = strict_tril(diag(beta / |k|^-2) KL KR^T), Y = (I + A)^-1, Tm = Y diag(beta |k|^-1) below its diagonal, which
+    state applies in fp32; Aqk = tril(QL KR^T), whose diagonal is q . k as it came.
+
+    Keys stay as they came: their norms are in A's rows and Tm's columns. Chunks n = WHICH modulo SCORES are this one's.
+    """
+    P: gl.constexpr = K // PANEL
+    W: gl.constexpr = g_desc.dtype.primitive_bitwidth // 16
+    L: gl.constexpr = mma(C)
+    row: gl.constexpr = gl.SliceLayout(1, L)
+    keys = s.kq._reinterpret(gl.bfloat16, [SLOTS * P, 2 * C, PANEL], ROWS)
+    KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W * P, C, PANEL], ROWS)
+    o_i = gl.arange(0, 2 * C, row)
+    o_j = gl.arange(0, C, gl.SliceLayout(0, L))
+    is_key = o_i < C
+    for n in gl.static_range(WHICH, AHEAD, SCORES):
+        if n < chunks:
+            load(s, q_desc, k_desc, v_desc, g_desc, n, bos, i_b, i_h, i_hv, i_v, K, V, SLOTS)
+    zero = gl.zeros([2, 16, 16], gl.float32, gl.BlockedLayout([1, 1, 4], [1, 8, 4], [2, 2, 1], [2, 1, 0]))
+    s.YT.index(WHICH).store(zero)  # what lies right of the diagonal blocks stays zero
+    s.YR.index(WHICH).store(zero)
+    p_beta += (bos + WHICH * C + o_i).to(gl.int64) * s_beta_t
+    b_next = gl.load(p_beta, mask=is_key & (bos + WHICH * C + o_i < eos), other=0.0).to(gl.float32)
+    b_beta = b_next
+    slot = WHICH
+    factored = 0
+    starts = True
+    n = WHICH
+    while n < chunks:
+        t0 = bos + n * C
+        if starts:
+            b_beta = b_next
+            p_beta += SCORES * C * s_beta_t
+            b_next = gl.load(p_beta, mask=is_key & (t0 + SCORES * C + o_i < eos), other=0.0).to(gl.float32)
+            if USE_SIGMOID:
+                b_beta = gl.where(is_key & (t0 + o_i < eos), beta_scale / (1.0 + gl.exp2(b_beta * -LOG2E)), 0.0)
+        factored = wait(s.factored, slot, factored)
+        b_S = gl.zeros([2 * C, C], gl.float32, L)
+        for p in gl.static_range(P):
+            kr = KR.index(slot * W * P + p)
+            b_S = warpgroup_mma(keys.index(slot * P + p), kr.permute((1, 0)), b_S, use_acc=p > 0, is_async=True)
+        if starts and n + AHEAD < chunks:
+            load(s, q_desc, k_desc, v_desc, g_desc, n + AHEAD, bos, i_b, i_h, i_hv, i_v, K, V, SLOTS)
+        b_self = s.square.index(slot * 2).load(row)  # |k|^2, then q . k
+        if USE_L2NORM:
+            b_square = gl.where(is_key, b_self, s.square.index(slot * 2 + 1).load(row))
+            b_norm = gl.rsqrt(b_square + L2NORM_EPS)
+        else:
+            b_norm = gl.full([2 * C], 1.0, gl.float32, row)
+        s.norm.index(slot).store(b_norm * gl.where(is_key, 1.0, scale))
+        s.bnorm.index(slot).store(b_norm * b_beta)
+        b_row = gl.where(is_key, b_norm * b_norm * b_beta, 1.0)
+        more = gl.sum(s.window.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), axis=0) >> 16
+        b_S = warpgroup_mma_wait(0, [b_S])
+        o_t = o_i % C
+        b_S = gl.where(o_t[:, None] > o_j[None, :], b_S * b_row[:, None], 0.0)
+        b_S = gl.where((o_t[:, None] == o_j[None, :]) & (~is_key)[:, None], b_self[:, None], b_S)
+        s.scores.index(slot).store(b_S.to(gl.bfloat16))
+        split(b_S, s.D, s.N, s.A.index(WHICH), o_t, o_j, WHICH, SCORES)
+        low = s.low.index(slot if TERMS == 2 else 0)
+        solve(s, s.bnorm.index(slot), s.scores.index(slot).slice(0, C), low, WHICH, SCORES, TERMS)
+        fence_async_shared()
+        commit(s.ready, slot)
+        starts = more == 0
+        n = gl.where(starts, n + SCORES, n)
+        slot = gl.where(starts, next_slot(slot, SCORES, SLOTS), slot)
+
+
+@gluon.jit
+def split(b_A, D, N, A, o_t, o_j, WHICH: gl.constexpr, SCORES: gl.constexpr):
+    """Store the parts of A [2 C, C] that `solve` takes: D, its 8x8 diagonal blocks by columns; N, the blocks left of
+    them; A, the 16x16 block left of the second diagonal one."""
+    i8 = (o_t // 8)[:, None]
+    j8 = (o_j // 8)[None, :]
+    b_D = gl.sum(gl.where(i8 == j8, b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
+    b_N = gl.sum(gl.where(i8 == (j8 ^ 1), b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
+    b_A = gl.sum(gl.where(i8 // 2 != j8 // 2, b_A, 0.0).reshape([2 * C, 2, 16]), axis=1)
+    blocks = D._reinterpret(gl.float32, [SCORES, 8, 8, 8], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])).index(WHICH)
+    blocks.permute((1, 2, 0)).store(b_D.reshape([8, 8, 8]))
+    left = N._reinterpret(gl.float32, [SCORES, 2, 4, 8, 8], ROWS8_4D).index(WHICH)
+    left.permute((1, 0, 2, 3)).store(b_N.reshape([4, 2, 8, 8]))
+    A.store(b_A)
+
+
+@gluon.jit
+def element(x, j: gl.constexpr):
+    """x[:, :, j] of a tensor [4, 8, 8] whose threads own whole rows of 8: no instruction."""
+    for bit in gl.static_range(3):
+        even, odd = gl.split(x.reshape([4, 8, 4 >> bit, 2]))
+        if (j >> bit) & 1:
+            x = odd
+        else:
+            x = even
+    return x.reshape([4, 8])
+
+
+@gluon.jit
+def product8(left, right):
+    """left @ right for pairs of 8x8 matrices in shared memory, left by rows [2, i, k], right by columns [2, c, k]."""
+    L: gl.constexpr = gl.BlockedLayout([1, 1, 1, 8], [1, 4, 8, 1], [2, 2, 1, 1], [3, 2, 1, 0])
+    b_l = left.load(gl.SliceLayout(2, L))[:, :, None, :]
+    b_r = right.load(gl.SliceLayout(1, L))[:, None, :, :]
+    return gl.sum(b_l * b_r, axis=3)
+
+
+PRODUCT16 = gl.constexpr(gl.BlockedLayout([1, 1, 16], [4, 8, 1], [4, 1, 1], [2, 1, 0]))
+
+
+@gluon.jit
+def product16(left, right):
+    """left @ right for 16x16 matrices in shared memory, left by rows [i, k], right by columns [c, k]."""
+    b_l = left.load(gl.SliceLayout(1, PRODUCT16))[:, None, :]
+    b_r = right.load(gl.SliceLayout(0, PRODUCT16))[None, :, :]
+    return gl.sum(b_l * b_r, axis=2)
+
+
+@gluon.jit
+def store_terms(high, low, b_Tm, TERMS: gl.constexpr):
+    """b_Tm in bf16, and what that leaves in another bf16."""
+    b_high = b_Tm.to(gl.bfloat16)
+    high.store(b_high)
+    if TERMS == 2:
+        low.store((b_Tm - b_high.to(gl.float32)).to(gl.bfloat16))
+
+
+@gluon.jit
+def solve(s, bnorm, Tm, low, WHICH: gl.constexpr, SCORES: gl.constexpr, TERMS: gl.constexpr):
+    """Tm^T = strict_upper(Y^T), its rows times beta |k|^-1, where Y = (I + A)^-1: 8x8 blocks by forward substitution,
+    merged to 16 and to 32 rows with Y21 = -Y22 (A21 Y11). All in fp32."""
+    L8: gl.constexpr = gl.BlockedLayout([1, 1, 8], [4, 8, 1], [1, 1, 4], [2, 1, 0])
+    o_c = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, L8)))[None, :, None]
+    o_r = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L8)))[None, None, :]
+    b_Y = gl.where(o_r == o_c, 1.0, gl.zeros([4, 8, 8], gl.float32, L8))
+    for j in gl.static_range(7):
+        b_a = s.D.index(WHICH * 8 + j).slice(0, 4).load(gl.SliceLayout(1, L8))[:, None, :]
+        b_y = gl.convert_layout(element(b_Y, j), gl.SliceLayout(2, L8))[:, :, None]
+        b_Y = gl.where(o_r > j, b_Y - b_a * b_y, b_Y)
+    b_Y = b_Y.reshape([2, 2, 8, 8])  # [pair, which of it, column, row]
+    s.columns._reinterpret(gl.float32, [SCORES, 2, 2, 8, 8], ROWS8_4D).index(WHICH).permute((1, 0, 2, 3)).store(b_Y)
+    s.rows._reinterpret(gl.float32, [SCORES, 2, 2, 8, 8], ROWS8_4D).index(WHICH).permute((1, 0, 3, 2)).store(b_Y)
+
+    YT = s.YT.index(WHICH)  # both 16x16 diagonal blocks by columns
+    YR = s.YR.index(WHICH)  # and by rows
+    L3: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 4, 8], [2, 2, 1], [2, 1, 0])
+    for h in gl.static_range(2):
+        YT.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.columns.index(WHICH * 2 + h).load(L3))
+        YR.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.rows.index(WHICH * 2 + h).load(L3))
+    Z8 = s.Z8.index(WHICH)
+    Z8.permute((0, 2, 1)).store(product8(s.N.index(WHICH * 2 + 1).slice(0, 2), s.columns.index(WHICH * 2)))
+    b_Y21 = -product8(s.rows.index(WHICH * 2 + 1), Z8)
+    YT.slice(0, 8, dim=1).slice(8, 8, dim=2).permute((0, 2, 1)).store(b_Y21)
+    YR.slice(8, 8, dim=1).slice(0, 8, dim=2).store(b_Y21)
+
+    by_columns = s.YT._reinterpret(gl.float32, [SCORES * 2, 16, 16], ROWS16)
+    by_rows = s.YR._reinterpret(gl.float32, [SCORES * 2, 16, 16], ROWS16)
+    Z = s.Z.index(WHICH)
+    Z.permute((1, 0)).store(product16(s.A.index(WHICH).slice(16, 16), by_columns.index(WHICH * 2)))
+    b_Y21 = -product16(by_rows.index(WHICH * 2 + 1), Z)
+    L: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0])
+    o_j = gl.arange(0, 16, gl.SliceLayout(1, L))
+    o_i = gl.arange(0, 16, gl.SliceLayout(0, L))
+    for p in gl.static_range(2):
+        b_n = bnorm.slice(p * 16, 16).load(gl.SliceLayout(1, L))[:, None]
+        b_Tm = gl.where(o_i[None, :] > o_j[:, None], by_columns.index(WHICH * 2 + p).load(L) * b_n, 0.0)
+        store_terms(Tm.slice(p * 16, 16).slice(p * 16, 16, dim=1), low.slice(p * 16, 16).slice(p * 16, 16, dim=1),
+                    b_Tm, TERMS)  # fmt: skip
+    none = gl.zeros([16, 16], gl.float32, L)
+    store_terms(Tm.slice(16, 16).slice(0, 16, dim=1), low.slice(16, 16).slice(0, 16, dim=1), none, TERMS)
+    b_Tm = b_Y21 * bnorm.slice(0, 16).load(gl.SliceLayout(0, gl.SliceLayout(2, PRODUCT16)))[None, :]
+    store_terms(Tm.slice(0, 16).slice(16, 16, dim=1).permute((1, 0)),
+                low.slice(0, 16).slice(16, 16, dim=1).permute((1, 0)), b_Tm, TERMS)  # fmt: skip

@@ -1,0 +1,151 @@
+"""The shared memory of stage `fused`: slots of the ring, scratch, and the layouts that all roles agree on."""
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.language.core import _aggregate as aggregate
+
+from kda2.backends.gluon import signals
+
+C = gl.constexpr(32)  # tokens of a chunk
+PANEL = gl.constexpr(64)  # 16-bit channels of a 128-byte row, the unit of a wgmma operand
+LOG2E = gl.constexpr(1.4426950408889634)
+
+# operands of wgmma: rows of 128 bytes (and of 64), swizzled by the copy engine
+ROWS = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+TILES = gl.constexpr(gl.NVMMASharedLayout(128, 16, 4))
+SHORT_ROWS = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
+VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+MATRIX = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+CUBE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+# rows of 8 and of 16 floats whose 16-byte parts are spread over the banks
+ROWS8 = gl.constexpr(gl.SwizzledSharedLayout(4, 4, 2, [2, 1, 0]))
+ROWS8_4D = gl.constexpr(gl.SwizzledSharedLayout(4, 4, 2, [3, 2, 1, 0]))
+ROWS16 = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [1, 0]))
+ROWS16_3D = gl.constexpr(gl.SwizzledSharedLayout(4, 2, 4, [2, 1, 0]))
+
+
+@gluon.constexpr_function
+def mma(n, warps=4):
+    """Accumulators of a wgmma with n columns, 16 rows a warp."""
+    return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, n, 16])
+
+
+@gluon.constexpr_function
+def tile(K):
+    """A chunk as [panels, halves, 16 tokens, 64 channels]: a thread owns the tokens of a half, for one or two channels,
+    so that sums over tokens stay inside it."""
+    if K == 128:
+        return gl.BlockedLayout([1, 1, 16, 2], [1, 1, 1, 32], [2, 2, 1, 1], [3, 2, 1, 0])
+    return gl.BlockedLayout([1, 1, 16, 1], [1, 1, 1, 32], [1, 2, 1, 2], [3, 2, 1, 0])
+
+
+@gluon.constexpr_function
+def gate_rows(bits):
+    """Rows of 128 bytes of the gate's input, which may be fp32."""
+    return gl.NVMMASharedLayout(128, bits, 2), gl.NVMMASharedLayout(128, bits, 4)
+
+
+@aggregate
+class Slots:
+    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; vectors of the chunk; `window`.
+
+    `o` is what leaves for memory. `ends` and `last` are factor's, the rest is scratch of score.
+    """
+
+    kq: gl.shared_memory_descriptor
+    g: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    scores: gl.shared_memory_descriptor
+    low: gl.shared_memory_descriptor
+    norm: gl.shared_memory_descriptor
+    bnorm: gl.shared_memory_descriptor
+    square: gl.shared_memory_descriptor
+    decay: gl.shared_memory_descriptor
+    window: gl.shared_memory_descriptor
+    o: gl.shared_memory_descriptor
+    ends: gl.shared_memory_descriptor
+    last: gl.shared_memory_descriptor
+    D: gl.shared_memory_descriptor
+    N: gl.shared_memory_descriptor
+    A: gl.shared_memory_descriptor
+    columns: gl.shared_memory_descriptor
+    rows: gl.shared_memory_descriptor
+    Z8: gl.shared_memory_descriptor
+    YT: gl.shared_memory_descriptor
+    YR: gl.shared_memory_descriptor
+    Z: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    factored: gl.shared_memory_descriptor
+    ready: gl.shared_memory_descriptor
+    again: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    closed: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, kq, g, v, scores, low, norm, bnorm, square, decay, window, o, ends, last, D, N, A, columns, rows,
+                 Z8, YT, YR, Z, full, factored, ready, again, empty, closed):  # fmt: skip
+        self.kq = kq
+        self.g = g
+        self.v = v
+        self.scores = scores
+        self.low = low
+        self.norm = norm
+        self.bnorm = bnorm
+        self.square = square
+        self.decay = decay
+        self.window = window
+        self.o = o
+        self.ends = ends
+        self.last = last
+        self.D = D
+        self.N = N
+        self.A = A
+        self.columns = columns
+        self.rows = rows
+        self.Z8 = Z8
+        self.YT = YT
+        self.YR = YR
+        self.Z = Z
+        self.full = full
+        self.factored = factored
+        self.ready = ready
+        self.again = again
+        self.empty = empty
+        self.closed = closed
+
+
+@gluon.jit
+def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr,
+             SCORES: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
+    """All shared memory of a CTA, V channels wide."""
+    P: gl.constexpr = K // PANEL
+    kq = gl.allocate_shared_memory(dtype, [SLOTS * P, 2 * C, PANEL], ROWS)
+    g = gl.allocate_shared_memory(g_dtype, [SLOTS, C, K], gate_rows(g_dtype.primitive_bitwidth)[0])
+    v = gl.allocate_shared_memory(dtype, [SLOTS, C, V], ROWS)
+    scores = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 2 * C, C], SHORT_ROWS)
+    low = gl.allocate_shared_memory(gl.bfloat16, [SLOTS if TERMS == 2 else 1, C, C], SHORT_ROWS)
+    norm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
+    bnorm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
+    square = gl.allocate_shared_memory(gl.float32, [SLOTS * 2, 2 * C], VECTOR)
+    decay = gl.allocate_shared_memory(gl.float32, [SLOTS, K], VECTOR)
+    window = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], VECTOR)
+    o = gl.allocate_shared_memory(dtype, [C, V], ROWS)
+    ends = gl.allocate_shared_memory(gl.float32, [2, P, PANEL], CUBE)
+    last = gl.allocate_shared_memory(gl.float32, [K], VECTOR)
+    D = gl.allocate_shared_memory(gl.float32, [SCORES * 8, 8, 8], MATRIX)
+    N = gl.allocate_shared_memory(gl.float32, [SCORES * 2, 4, 8, 8], ROWS8)
+    A = gl.allocate_shared_memory(gl.float32, [SCORES, 2 * C, 16], ROWS16)
+    columns = gl.allocate_shared_memory(gl.float32, [SCORES * 2, 2, 8, 8], ROWS8)
+    rows = gl.allocate_shared_memory(gl.float32, [SCORES * 2, 2, 8, 8], ROWS8)
+    Z8 = gl.allocate_shared_memory(gl.float32, [SCORES, 2, 8, 8], ROWS8)
+    YT = gl.allocate_shared_memory(gl.float32, [SCORES, 2, 16, 16], ROWS16_3D)
+    YR = gl.allocate_shared_memory(gl.float32, [SCORES, 2, 16, 16], ROWS16_3D)
+    Z = gl.allocate_shared_memory(gl.float32, [SCORES, 16, 16], ROWS16)
+    full = signals(SLOTS)
+    factored = signals(SLOTS)
+    ready = signals(SLOTS)
+    again = signals(SLOTS)
+    empty = signals(SLOTS)
+    closed = signals(1)
+    return Slots(kq, g, v, scores, low, norm, bnorm, square, decay, window, o, ends, last, D, N, A, columns, rows,
+                 Z8, YT, YR, Z, full, factored, ready, again, empty, closed)  # fmt: skip

@@ -1,0 +1,144 @@
+"""Role `state`: the recurrence over chunks, its state transposed and resident in wgmma accumulators; and the output."""
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kda2.backends.gluon import barrier, next_slot, release, wait
+from kda2.ops.kda.hopper.factor import WHOLE
+from kda2.ops.kda.hopper.slots import PANEL, ROWS, C, mma
+
+
+@gluon.jit
+def scaled(S, factors, WARPS: gl.constexpr, P: gl.constexpr, TWICE: gl.constexpr):
+    """S, channel by channel times `factors` [K], once or twice."""
+    result = ()
+    for p in gl.static_range(P):
+        b_factor = factors.slice(p * PANEL, PANEL).load(gl.SliceLayout(0, mma(PANEL, WARPS)))[None, :]
+        if TWICE:
+            result = result + (S[p] * b_factor * b_factor,)
+        else:
+            result = result + (S[p] * b_factor,)
+    return result
+
+
+@gluon.jit
+def multiply(b_a, b, b_acc, WARPS: gl.constexpr, TERMS: gl.constexpr):
+    """Start b_acc + b_a @ b, b_a from registers as one bf16 term or two."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, mma(b_acc.shape[1], WARPS), 2)
+    b_high = b_a.to(gl.bfloat16)
+    b_acc = warpgroup_mma(gl.convert_layout(b_high, operand), b, b_acc, is_async=True)
+    if TERMS == 2:
+        b_low = (b_a - b_high.to(gl.float32)).to(gl.bfloat16)
+        b_acc = warpgroup_mma(gl.convert_layout(b_low, operand), b, b_acc, is_async=True)
+    return b_acc
+
+
+@gluon.jit
+def state(
+    s, o_desc, g_bits: gl.constexpr, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
+    bos, eos, rest, chunks, i_b, i_hv, i_v,
+    K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, TERMS: gl.constexpr, HAS_FIRST: gl.constexpr,
+    STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr,
+):  # fmt: skip
+    """Per chunk, with S the state decayed to the middle of the chunk, everything transposed [V, ..]:
+
+    e = v - |k|^-1 KL S        Vn = beta |k|^-1 e + Tm e        (what Vn writes is divided by |k|)
+    o = |q|^-1 scale (QL S + Aqk Vn)        S <- S + KR^T Vn
+    """
+    P: gl.constexpr = K // PANEL
+    W: gl.constexpr = g_bits // 16
+    WARPS: gl.constexpr = V // 16
+    L: gl.constexpr = mma(PANEL, WARPS)
+    L_C: gl.constexpr = mma(C, WARPS)
+    operand: gl.constexpr = gl.DotOperandLayout(0, L_C, 2)
+    token: gl.constexpr = gl.SliceLayout(0, L_C)
+    KQ = s.kq._reinterpret(gl.bfloat16, [SLOTS * P, 2 * C, PANEL], ROWS)
+    KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W * P, C, PANEL], ROWS)
+    o_v = gl.arange(0, V, gl.SliceLayout(1, L))
+    o_k = gl.arange(0, PANEL, gl.SliceLayout(0, L))
+    o_t = gl.arange(0, C, token)
+    p_rows = p_o + gl.arange(0, V, gl.SliceLayout(1, L_C))[:, None]
+    S = ()
+    for p in gl.static_range(P):
+        if HAS_FIRST:
+            p_S = p_first + o_v[:, None] * s_first_v + (p * PANEL + o_k)[None, :] * s_first_k
+            S = S + (gl.load(p_S).to(gl.float32),)
+        else:
+            S = S + (gl.zeros([V, PANEL], gl.float32, L),)
+    slot = 0
+    ready = 0
+    n = 0
+    while n < chunks:
+        t0 = bos + n * C
+        ready = wait(s.ready, slot, ready)
+        S = scaled(S, s.decay.index(slot), WARPS, P, True)
+        operands = ()
+        for p in gl.static_range(P):
+            operands = operands + (gl.convert_layout(S[p].to(gl.bfloat16), operand),)
+        b_P = gl.zeros([V, C], gl.float32, L_C)
+        b_O = gl.zeros([V, C], gl.float32, L_C)
+        for p in gl.static_range(P):
+            KL = KQ.index(slot * P + p).slice(0, C).permute((1, 0))
+            b_P = warpgroup_mma(operands[p], KL, b_P, use_acc=p > 0, is_async=True)
+        for p in gl.static_range(P):
+            QL = KQ.index(slot * P + p).slice(C, C).permute((1, 0))
+            b_O = warpgroup_mma(operands[p], QL, b_O, use_acc=p > 0, is_async=True)
+        b_v = s.v.index(slot).permute((1, 0)).load(L_C).to(gl.float32)
+        b_knorm = s.norm.index(slot).slice(0, C).load(token)
+        window = gl.sum(s.window.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), axis=0)
+        b_P = warpgroup_mma_wait(P, [b_P])
+        b_e = b_v - b_P * b_knorm[None, :]
+        b_V = b_e * s.bnorm.index(slot).slice(0, C).load(token)[None, :]
+        Tm = s.scores.index(slot).slice(0, C)
+        b_V = multiply(b_e, Tm, b_V, WARPS, TERMS)
+        if TERMS == 2:
+            b_V = warpgroup_mma(gl.convert_layout(b_e.to(gl.bfloat16), operand), s.low.index(slot), b_V, is_async=True)
+        b_V, b_O = warpgroup_mma_wait(0, [b_V, b_O])
+        updated = ()
+        for p in gl.static_range(P):
+            updated = updated + (multiply(b_V, KR.index(slot * W * P + p), S[p], WARPS, TERMS),)
+        b_O = multiply(b_V, s.scores.index(slot).slice(C, C).permute((1, 0)), b_O, WARPS, TERMS)
+        if P == 2:
+            b_S0, b_S1 = warpgroup_mma_wait(TERMS, [updated[0], updated[1]])
+            S = (b_S0, b_S1)
+        else:
+            S = (warpgroup_mma_wait(TERMS, [updated[0]]),)
+        b_qnorm = s.norm.index(slot).slice(C, C).load(token)
+        b_O = warpgroup_mma_wait(0, [b_O])
+        more = window >> 16
+        if more:
+            release(s.again, slot)
+        else:
+            release(s.empty, slot)
+        b_o = (b_O * b_qnorm[None, :]).to(s.o.dtype)
+        if (window != WHOLE) | (IS_PACKED & (t0 + C > eos)):
+            first = window & 255
+            inside = (o_t >= first) & (o_t < first + ((window >> 8) & 255)) & (t0 + o_t < eos)
+            gl.store(p_rows + (t0 + o_t).to(gl.int64)[None, :] * s_o_t, b_o, mask=inside[None, :])
+        else:
+            tma.store_wait(0)
+            s.o.permute((1, 0)).store(b_o)
+            fence_async_shared()
+            barrier()
+            tma.async_copy_shared_to_global(o_desc, [i_b, i_hv, t0, i_v * V], s.o)
+        n = gl.where(more != 0, n, n + 1)
+        slot = gl.where(more != 0, slot, next_slot(slot, 1, SLOTS))
+    if IS_PACKED:
+        # the tokens behind the last sequence belong to none
+        for t0 in range(eos, rest, C):
+            none = gl.zeros([V, C], p_o.dtype.element_ty, L_C)
+            gl.store(p_rows + (t0 + o_t).to(gl.int64)[None, :] * s_o_t, none, mask=(t0 + o_t < rest)[None, :])
+    if STORE_LAST:
+        mbarrier.wait(s.closed.index(0), 0)
+        S = scaled(S, s.last, WARPS, P, False)
+        for p in gl.static_range(P):
+            p_S = p_last + o_v[:, None] * s_last_v + (p * PANEL + o_k)[None, :] * s_last_k
+            gl.store(p_S, S[p].to(p_last.dtype.element_ty))
+    tma.store_wait(0)

@@ -1,0 +1,16 @@
+"""The `hopper` implementation: the conformance suite on a GPU of compute capability 9.0."""
+
+from __future__ import annotations
+
+import pytest
+
+from kda2.testing import KdaConformance
+from kda2.testing.conformance import FULL
+
+
+@pytest.mark.gpu
+@pytest.mark.hopper
+class TestKdaOnGpu(KdaConformance):
+    impl = "hopper"
+    device = "cuda"
+    sizes = FULL
