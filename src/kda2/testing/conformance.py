@@ -110,6 +110,8 @@ class KdaConformance:
     impl = "auto"
     device = "cpu"
     sizes = QUICK
+    # whether the rounding of a token may depend on later ones of its chunk: where they choose how it is computed
+    rounds_by_chunk = False
 
     _poisoned = poisoned
 
@@ -372,7 +374,11 @@ class KdaConformance:
         for x in later.values():
             x[:, cut:] = 50.0
         got, _ = self.run(**{**kwargs, **later})
-        assert torch.equal(got[:, :cut], clean[:, :cut])
+        if self.rounds_by_chunk:
+            error = (got[:, :cut].double() - clean[:, :cut].double()).norm() / clean[:, :cut].double().norm()
+            assert error < 2**-7
+        else:
+            assert torch.equal(got[:, :cut], clean[:, :cut])
 
     def test_same_bits_twice(self) -> None:
         kwargs = {**make(self.problem(lengths=self.sizes.lengths)), "deterministic": True}

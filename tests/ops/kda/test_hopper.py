@@ -14,3 +14,4 @@ class TestKdaOnGpu(KdaConformance):
     impl = "hopper"
     device = "cuda"
     sizes = FULL
+    rounds_by_chunk = True

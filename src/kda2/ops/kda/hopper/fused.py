@@ -10,13 +10,20 @@ from kda2.ops.kda.hopper.state import state
 
 
 @gluon.jit
+def lengths(p_cu, o_n, N):
+    """Of the sequences o_n; -1 past the last. Whatever the offsets, all N come before those."""
+    b_len = gl.load(p_cu + o_n + 1, mask=o_n < N, other=0) - gl.load(p_cu + o_n, mask=o_n < N, other=0)
+    return gl.where(o_n < N, gl.maximum(b_len, 0), -1)
+
+
+@gluon.jit
 def longest_first(p_cu, rank, N, LIMIT: gl.constexpr):
     """The sequence whose length is the rank-th largest, of at most LIMIT; ties in order."""
     L: gl.constexpr = gl.BlockedLayout([1, LIMIT // 4], [8, 4], [gl.num_warps(), 1], [1, 0])
     o_i = gl.arange(0, LIMIT, gl.SliceLayout(1, L))
     o_j = gl.arange(0, LIMIT, gl.SliceLayout(0, L))
-    b_i = gl.load(p_cu + o_i + 1, mask=o_i < N, other=0) - gl.load(p_cu + o_i, mask=o_i < N, other=1)
-    b_j = gl.load(p_cu + o_j + 1, mask=o_j < N, other=0) - gl.load(p_cu + o_j, mask=o_j < N, other=1)
+    b_i = lengths(p_cu, o_i, N)
+    b_j = lengths(p_cu, o_j, N)
     ahead = (b_j[None, :] > b_i[:, None]) | ((b_j[None, :] == b_i[:, None]) & (o_j[None, :] < o_i[:, None]))
     b_rank = gl.sum(ahead.to(gl.int32), axis=1)
     return gl.sum(gl.where((b_rank == rank) & (o_i < N), o_i, 0), axis=0)
