@@ -1,9 +1,17 @@
-"""The `hopper` implementation: the conformance suite on a GPU of compute capability 9.0."""
+"""The `hopper` implementation: the conformance suite, and calls that its short cuts cannot take, on a GPU of compute
+capability 9.0. `torch` takes the same calls on the CPU."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
 
+import pytest
+import torch
+from torch import Tensor
+
+from kda2.ops.kda import Gate, kda
 from kda2.testing import KdaConformance
 from kda2.testing.conformance import FULL
 
@@ -15,3 +23,82 @@ class TestKdaOnGpu(KdaConformance):
     device = "cuda"
     sizes = FULL
     rounds_by_chunk = True
+
+
+@dataclass(frozen=True)
+class Hard:
+    """A call whose exponents or magnitudes leave fp32 unless a chunk is taken apart; `spoil` changes its inputs."""
+
+    name: str
+    gate: str
+    spoil: Callable[[dict[str, Tensor]], None] = lambda x: None
+    A_log: float = 0.0
+    neg_eigval: bool = False
+    g_dtype: torch.dtype = torch.bfloat16
+    lengths: tuple[int, ...] = (130,)
+
+
+def _resets(x: dict[str, Tensor]) -> None:
+    x["g"][torch.rand_like(x["g"]) < 0.01] = -torch.inf
+    x["g"][:, 70] = -torch.inf
+
+
+def _repeated(x: dict[str, Tensor]) -> None:
+    x["k"][:] = x["k"][:, :1].clone()
+    x["g"].zero_()
+    x["beta"].add_(2)
+
+
+def _scaled(name: str, factor: float) -> Callable[[dict[str, Tensor]], None]:
+    def spoil(x: dict[str, Tensor]) -> None:
+        x["g"].fill_(40.0)  # the gate at its bound
+        x[name].mul_(factor)
+
+    return spoil
+
+
+HARD = (
+    Hard("resets", "log", _resets),
+    Hard("sparse_decays_of_100", "log", lambda x: x["g"].masked_fill_(torch.rand_like(x["g"]) < 0.05, -100.0)),
+    Hard("steep_softplus", "softplus", A_log=3.0),
+    Hard("steep_softplus_packed", "softplus", A_log=3.0, lengths=(33, 0, 1, 61)),
+    Hard("steep_softplus_fp32_gate", "softplus", A_log=3.0, g_dtype=torch.float32),
+    Hard("bound_large_keys", "bounded", _scaled("k", 1e4)),
+    Hard("bound_large_values", "bounded", _scaled("v", 1e4)),
+    Hard("bound_small_values", "bounded", _scaled("v", 1e-4)),
+    Hard("flipped_repeated_keys", "log", _repeated, neg_eigval=True),
+    Hard("long_sequences_last", "bounded", lengths=(5, 40, 200, 7)),
+)
+HOPPER = pytest.param("hopper", "cuda", marks=[pytest.mark.gpu, pytest.mark.hopper])
+
+
+@pytest.mark.parametrize(("impl", "device"), [("torch", "cpu"), HOPPER])
+@pytest.mark.parametrize("hard", HARD, ids=lambda hard: hard.name)
+def test_any_gate_and_any_magnitude_is_exact(hard: Hard, impl: str, device: str) -> None:
+    T, N, H, K = sum(hard.lengths), len(hard.lengths), 2, 128
+    x = {name: torch.randn(1, T, H, K) for name in ("q", "k", "v", "g")} | {"beta": torch.randn(1, T, H)}
+    if hard.gate == "log":
+        x["g"] = -0.3 * torch.rand(1, T, H, K)
+    hard.spoil(x)
+    dtypes = {"g": hard.g_dtype}
+    x = {name: value.to(device, dtypes.get(name, torch.bfloat16)) for name, value in x.items()}
+    A_log, dt_bias = (torch.rand(H) + hard.A_log).to(device), torch.rand(H, K).to(device)
+    gates = {
+        "log": Gate.log(),
+        "softplus": Gate.softplus(A_log, dt_bias),
+        "bounded": Gate.bounded(A_log, dt_bias),
+    }
+    offsets = torch.tensor((0, *accumulate(hard.lengths)), device=device)
+    first = torch.randn(N, H, K, K).to(device)
+
+    def run(impl: str, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+        o, state = kda(
+            **{name: value.to(dtype or value.dtype) for name, value in x.items()},
+            gate=gates[hard.gate], qk_l2norm=True, beta_sigmoid=True, allow_neg_eigval=hard.neg_eigval,
+            initial_state=first.to(dtype or first.dtype), output_final_state=True, cu_seqlens=offsets, impl=impl,
+        )  # fmt: skip
+        assert state is not None
+        return o, state
+
+    for got, want, limit in zip(run(impl, None), run("reference", torch.float64), (5e-3, 4e-3), strict=True):
+        assert (got.double() - want).norm() < limit * want.norm()
