@@ -47,7 +47,7 @@ def kda(
         q, k: [B, T, H, K], bf16, fp16 or fp32; K at most 256. The reference and torch implementations take fp64 too.
         v: [B, T, HV, V], q's dtype; HV a multiple of H (value head h reads q/k head h // (HV / H)); V at most 512.
         g: [B, T, HV, K], q's dtype or fp32: the gate's input, natural log decay under `Gate.log`.
-        beta: [B, T, HV], q's dtype or fp32: the delta rule's step size, or its logit with `beta_sigmoid`. Triton's
+        beta: [B, T, HV], q's dtype or fp32: the delta rule's step size, or its logit with `beta_sigmoid`. The GPU
             kernels for 16-bit inputs expect at most 1; beyond, pass logits with `allow_neg_eigval`, or fp32 inputs.
         gate: how g becomes the log decay; see `Gate`.
         scale: factor of the output; K^-0.5 if None.

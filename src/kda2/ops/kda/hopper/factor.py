@@ -5,19 +5,30 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from kda2.backends.gluon import commit, next_slot, wait
-from kda2.ops.kda.hopper.slots import LOG2E, PANEL, ROWS, TILES, VECTOR, C, gate_rows, mma, tile
+from kda2.ops.kda.hopper.slots import (
+    LOG2E,
+    PANEL,
+    TILES,
+    VECTOR,
+    WHOLE,
+    C,
+    along,
+    chunk_bytes,
+    copy_tokens,
+    gate_rows,
+    mma,
+    tile,
+)
 
 # Of a base-2 log decay between the middle of a chunk and its ends: what fp32 and bf16 factors hold, for rows up to 2^10
 # (a gate bounded by -5 stays below 116), and what they hold for any row.
 LIMIT = gl.constexpr(116.0)
 SAFE = gl.constexpr(60.0)
-WHOLE = gl.constexpr(32 << 8)  # the window of a whole chunk: from token 0, 32 tokens, none to follow
 WINDOW = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
@@ -74,8 +85,8 @@ def wide_tile(K):
 @gluon.jit
 def clear_rows(x, rows, value, L: gl.constexpr):
     """Overwrite the tokens from `rows` on of a tile [panels, 2, 16, channels]."""
-    o_half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))[None, :, None, None]
-    o_t = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))[None, None, :, None]
+    o_half = gl.arange(0, 2, along(L, 1))[None, :, None, None]
+    o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
     x.store(gl.where(o_half * 16 + o_t < rows, x.load(L), value).to(x.dtype))
 
 
@@ -105,8 +116,8 @@ def log2_decay(b_g, a, b_bias, lower_bound, GATE: gl.constexpr):
 def load_bias(p_dt_bias, s_dt_d, a, GATE: gl.constexpr, HAS_BIAS: gl.constexpr, K: gl.constexpr):
     """dt_bias as `log2_decay` adds it, [panels, 1, 1, channels]."""
     L: gl.constexpr = tile(K)
-    o_p = gl.arange(0, K // PANEL, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L))))[:, None, None, None]
-    o_c = gl.arange(0, PANEL, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L))))[None, None, None, :]
+    o_p = gl.arange(0, K // PANEL, along(L, 0))[:, None, None, None]
+    o_c = gl.arange(0, PANEL, along(L, 3))[None, None, None, :]
     if HAS_BIAS:
         b_bias = gl.load(p_dt_bias + (o_p * PANEL + o_c) * s_dt_d)
     else:
@@ -138,14 +149,20 @@ def diagonals(b_G):
 
 
 @gluon.jit
+def over_halves(s, b_x, K: gl.constexpr):
+    """b_x [panels, halves, channels] summed over both halves, [K]."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    s.ends.permute((1, 0, 2)).store(b_x)
+    ends = s.ends._reinterpret(gl.float32, [2, K], VECTOR)
+    return ends.index(0).load(each) + ends.index(1).load(each)
+
+
+@gluon.jit
 def store_decay(s, slot, b_pre, b_end, K: gl.constexpr):
     """The state's decay since the chunk (or window) before: what is left of that one, `b_end`, and up to this one's
     middle, `b_pre`. Stored as its square root, which state applies twice: the decay itself may underflow where the
     state, in units of the middle of the chunk before, is large."""
-    each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    s.ends.permute((1, 0, 2)).store(b_pre + b_end)
-    ends = s.ends._reinterpret(gl.float32, [2, K], VECTOR)
-    s.decay.index(slot).store(gl.exp2(0.5 * (ends.index(0).load(each) + ends.index(1).load(each))))
+    s.decay.index(slot).store(gl.exp2(0.5 * over_halves(s, b_pre + b_end, K)))
 
 
 @gluon.jit
@@ -173,9 +190,9 @@ def factor(
     if GATE != "log":
         a = gl.exp2(gl.load(p_A_log) * LOG2E)
     b_bias = load_bias(p_dt_bias, s_dt_d, a, GATE, HAS_BIAS, K)
-    o_half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))[None, :, None, None]
-    o_t = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))[None, None, :, None]
-    o_side = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(2, L))))[None, :, None]
+    o_half = gl.arange(0, 2, along(L, 1))[None, :, None, None]
+    o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
+    o_side = gl.arange(0, 2, along(gl.SliceLayout(2, L), 1))[None, :, None]
     outside = 0.0 if GATE == "log" else float("-inf")
     b_end = gl.zeros([P, 2, PANEL], gl.float32, gl.SliceLayout(2, L))
     slot = 0
@@ -226,13 +243,8 @@ def factor(
                 if first > 0:
                     again = wait(s.again, slot, again)
                     bar = s.full.index(slot)
-                    mbarrier.expect(
-                        bar, (2 * s.kq.dtype.primitive_bitwidth + s.g.dtype.primitive_bitwidth) * K * C // 8
-                    )
-                    raw = s.kq._reinterpret(s.kq.dtype, [SLOTS, 2 * C, K], ROWS).index(slot)
-                    tma.async_copy_global_to_shared(k_desc, [i_b, i_h, t0, 0], bar, raw.slice(0, C))
-                    tma.async_copy_global_to_shared(q_desc, [i_b, i_h, t0, 0], bar, raw.slice(C, C))
-                    tma.async_copy_global_to_shared(g_desc, [i_b, i_hv, t0, 0], bar, s.g.index(slot))
+                    mbarrier.expect(bar, chunk_bytes(s, K, 0))
+                    copy_tokens(s, bar, q_desc, k_desc, g_desc, slot, t0, i_b, i_h, i_hv, K, SLOTS)
                     full = wait(s.full, slot, full)
                     if t0 + C > eos:
                         clear_rows(gates, eos - t0, outside, G)
@@ -270,8 +282,5 @@ def factor(
             fence_async_shared()
             commit(s.factored, slot)
         slot = next_slot(slot, 1, SLOTS)
-    each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    s.ends.permute((1, 0, 2)).store(b_end)
-    ends = s.ends._reinterpret(gl.float32, [2, K], VECTOR)
-    s.last.store(gl.exp2(ends.index(0).load(each) + ends.index(1).load(each)))
+    s.last.store(gl.exp2(over_halves(s, b_end, K)))
     commit(s.closed, 0)

@@ -82,31 +82,17 @@ def kda_fused(
     p_o += i_hv * s_o_h + i_v * V
     p_first += i_n.to(gl.int64) * s_first_n + i_hv * s_first_h + i_v * V * s_first_v
     p_last += i_n.to(gl.int64) * s_last_n + i_hv * s_last_h + i_v * V * s_last_v
-    if SCORES == 1:
-        gl.warp_specialize(
-            [
-                (state, (s, o_desc, g_bits, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
-                         bos, eos, rest, chunks, i_b, i_hv, i_v, K, V, SLOTS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
-                (factor, (s, q_desc, k_desc, g_desc, p_A_log, p_dt_bias, s_dt_d, bos, eos, chunks, i_b, i_h, i_hv,
-                          lower_bound, K, V, SLOTS, GATE, HAS_BIAS, USE_L2NORM)),
-                (score, (s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v,
-                         scale, beta_scale, 0, K, V, SLOTS, AHEAD, SCORES, TERMS, USE_L2NORM, USE_SIGMOID)),
-            ],
-            [4, 4],
-            [FACTOR_REGS, SCORE_REGS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (state, (s, o_desc, g_bits, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
-                         bos, eos, rest, chunks, i_b, i_hv, i_v, K, V, SLOTS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
-                (factor, (s, q_desc, k_desc, g_desc, p_A_log, p_dt_bias, s_dt_d, bos, eos, chunks, i_b, i_h, i_hv,
-                          lower_bound, K, V, SLOTS, GATE, HAS_BIAS, USE_L2NORM)),
-                (score, (s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v,
-                         scale, beta_scale, 0, K, V, SLOTS, AHEAD, SCORES, TERMS, USE_L2NORM, USE_SIGMOID)),
-                (score, (s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v,
-                         scale, beta_scale, 1, K, V, SLOTS, AHEAD, SCORES, TERMS, USE_L2NORM, USE_SIGMOID)),
-            ],
-            [4, 4, 4],
-            [FACTOR_REGS, SCORE_REGS, SCORE_REGS],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (state, (s, o_desc, g_bits, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
+                     bos, eos, rest, chunks, i_b, i_hv, i_v, K, V, SLOTS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
+            (factor, (s, q_desc, k_desc, g_desc, p_A_log, p_dt_bias, s_dt_d, bos, eos, chunks, i_b, i_h, i_hv,
+                      lower_bound, K, V, SLOTS, GATE, HAS_BIAS, USE_L2NORM)),
+            (score, (s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v,
+                     scale, beta_scale, 0, K, V, SLOTS, AHEAD, SCORES, TERMS, USE_L2NORM, USE_SIGMOID)),
+            (score, (s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v,
+                     scale, beta_scale, 1, K, V, SLOTS, AHEAD, SCORES, TERMS, USE_L2NORM, USE_SIGMOID)),
+        ][: 2 + SCORES],
+        [4, 4, 4][: 1 + SCORES],
+        [FACTOR_REGS, SCORE_REGS, SCORE_REGS][: 1 + SCORES],
+    )  # fmt: skip

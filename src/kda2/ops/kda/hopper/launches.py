@@ -13,9 +13,9 @@ from kda2 import device
 from kda2.backends.triton import Launch
 from kda2.ops.kda.check import Call
 from kda2.ops.kda.hopper.fused import kda_fused
+from kda2.ops.kda.hopper.slots import C
 from kda2.ops.kda.hopper.tuning import Configs, default_configs, tuning_key
 
-CHUNK = 32
 REGISTERS = 65536  # of a multiprocessor, which one CTA has to itself
 RANKED = 64  # packed sequences that a CTA sorts by length; more go in order
 _SMS_OF_H200 = 132  # assumed where the tensors are on no device
@@ -112,7 +112,7 @@ def _descriptor(x: Tensor, width: int) -> TensorDescriptor:
     # the stride of an axis of one is never taken, but checked
     b, t, h = (s if n > 1 else D for s, n in zip(x.stride()[:3], x.shape[:3], strict=True))
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=x.element_size() * 8, rank=4)
-    return TensorDescriptor(x, [B, heads, T, D], [b, h, t, 1], [1, 1, CHUNK, width], layout)
+    return TensorDescriptor(x, [B, heads, T, D], [b, h, t, 1], [1, 1, C.value, width], layout)
 
 
 def _state_strides(name: str, x: Tensor | None, state_layout: str) -> dict[str, int]:

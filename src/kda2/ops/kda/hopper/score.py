@@ -11,7 +11,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kda2.backends.gluon import acquire, commit, next_slot, wait
-from kda2.ops.kda.hopper.slots import LOG2E, PANEL, ROWS, ROWS8_4D, ROWS16, C, mma
+from kda2.ops.kda.hopper.slots import (
+    CUBE,
+    LOG2E,
+    PANEL,
+    ROWS,
+    ROWS8_4D,
+    ROWS16,
+    C,
+    chunk_bytes,
+    copy_tokens,
+    mma,
+    window_of,
+)
 
 L2NORM_EPS = gl.constexpr(1e-6)
 
@@ -23,13 +35,9 @@ def load(s, q_desc, k_desc, v_desc, g_desc, n, bos, i_b, i_h, i_hv, i_v,
     slot = n % SLOTS
     t0 = bos + n * C
     full = s.full.index(slot)
-    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, 2 * C, K], ROWS).index(slot)
     acquire(s.empty, slot, n // SLOTS)
-    bits: gl.constexpr = (2 * K + V) * s.kq.dtype.primitive_bitwidth + K * s.g.dtype.primitive_bitwidth
-    mbarrier.expect(full, bits * C // 8)
-    tma.async_copy_global_to_shared(k_desc, [i_b, i_h, t0, 0], full, kq.slice(0, C))
-    tma.async_copy_global_to_shared(q_desc, [i_b, i_h, t0, 0], full, kq.slice(C, C))
-    tma.async_copy_global_to_shared(g_desc, [i_b, i_hv, t0, 0], full, s.g.index(slot))
+    mbarrier.expect(full, chunk_bytes(s, K, V))
+    copy_tokens(s, full, q_desc, k_desc, g_desc, slot, t0, i_b, i_h, i_hv, K, SLOTS)
     tma.async_copy_global_to_shared(v_desc, [i_b, i_hv, t0, i_v * V], full, s.v.index(slot))
 
 
@@ -90,7 +98,7 @@ def score(
         s.norm.index(slot).store(b_norm * gl.where(is_key, 1.0, scale))
         s.bnorm.index(slot).store(b_norm * b_beta)
         b_row = gl.where(is_key, b_norm * b_norm * b_beta, 1.0)
-        more = gl.sum(s.window.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), axis=0) >> 16
+        more = window_of(s, slot, 4) >> 16
         b_S = warpgroup_mma_wait(0, [b_S])
         o_t = o_i % C
         b_S = gl.where(o_t[:, None] > o_j[None, :], b_S * b_row[:, None], 0.0)
@@ -115,7 +123,7 @@ def split(b_A, D, N, A, o_t, o_j, WHICH: gl.constexpr, SCORES: gl.constexpr):
     b_D = gl.sum(gl.where(i8 == j8, b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
     b_N = gl.sum(gl.where(i8 == (j8 ^ 1), b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
     b_A = gl.sum(gl.where(i8 // 2 != j8 // 2, b_A, 0.0).reshape([2 * C, 2, 16]), axis=1)
-    blocks = D._reinterpret(gl.float32, [SCORES, 8, 8, 8], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])).index(WHICH)
+    blocks = D._reinterpret(gl.float32, [SCORES, 8, 8, 8], CUBE).index(WHICH)
     blocks.permute((1, 2, 0)).store(b_D.reshape([8, 8, 8]))
     left = N._reinterpret(gl.float32, [SCORES, 2, 4, 8, 8], ROWS8_4D).index(WHICH)
     left.permute((1, 0, 2, 3)).store(b_N.reshape([4, 2, 8, 8]))

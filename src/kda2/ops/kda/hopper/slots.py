@@ -2,6 +2,7 @@
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate as aggregate
 
 from kda2.backends.gluon import signals
@@ -9,6 +10,7 @@ from kda2.backends.gluon import signals
 C = gl.constexpr(32)  # tokens of a chunk
 PANEL = gl.constexpr(64)  # 16-bit channels of a 128-byte row, the unit of a wgmma operand
 LOG2E = gl.constexpr(1.4426950408889634)
+WHOLE = gl.constexpr(32 << 8)  # the window of a whole chunk: from token 0, 32 tokens, none to follow
 
 # operands of wgmma: rows of 128 bytes (and of 64), swizzled by the copy engine
 ROWS = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
@@ -37,6 +39,15 @@ def tile(K):
     if K == 128:
         return gl.BlockedLayout([1, 1, 16, 2], [1, 1, 1, 32], [2, 2, 1, 1], [3, 2, 1, 0])
     return gl.BlockedLayout([1, 1, 16, 1], [1, 1, 1, 32], [1, 2, 1, 2], [3, 2, 1, 0])
+
+
+@gluon.constexpr_function
+def along(layout, axis):
+    """The layout of a vector along one axis of a tensor."""
+    for other in reversed(range(layout.rank)):
+        if other != axis:
+            layout = gl.SliceLayout(other, layout)
+    return layout
 
 
 @gluon.constexpr_function
@@ -82,36 +93,30 @@ class Slots:
     closed: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, kq, g, v, scores, low, norm, bnorm, square, decay, window, o, ends, last, D, N, A, columns, rows,
-                 Z8, YT, YR, Z, full, factored, ready, again, empty, closed):  # fmt: skip
-        self.kq = kq
-        self.g = g
-        self.v = v
-        self.scores = scores
-        self.low = low
-        self.norm = norm
-        self.bnorm = bnorm
-        self.square = square
-        self.decay = decay
-        self.window = window
-        self.o = o
-        self.ends = ends
-        self.last = last
-        self.D = D
-        self.N = N
-        self.A = A
-        self.columns = columns
-        self.rows = rows
-        self.Z8 = Z8
-        self.YT = YT
-        self.YR = YR
-        self.Z = Z
-        self.full = full
-        self.factored = factored
-        self.ready = ready
-        self.again = again
-        self.empty = empty
-        self.closed = closed
+    def __init__(self, *parts):
+        for name, part in zip(__class__.__annotations__, parts, strict=True):
+            setattr(self, name, part)
+
+
+@gluon.jit
+def copy_tokens(s, full, q_desc, k_desc, g_desc, slot, t0, i_b, i_h, i_hv, K: gl.constexpr, SLOTS: gl.constexpr):
+    """Start the copies of a chunk's k, q and g, which count on the barrier `full`."""
+    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, 2 * C, K], ROWS).index(slot)
+    tma.async_copy_global_to_shared(k_desc, [i_b, i_h, t0, 0], full, kq.slice(0, C))
+    tma.async_copy_global_to_shared(q_desc, [i_b, i_h, t0, 0], full, kq.slice(C, C))
+    tma.async_copy_global_to_shared(g_desc, [i_b, i_hv, t0, 0], full, s.g.index(slot))
+
+
+@gluon.constexpr_function
+def chunk_bytes(s, K, V):
+    """Of a chunk's k, q, g and V channels of v."""
+    return ((2 * K + V) * s.kq.dtype.primitive_bitwidth + K * s.g.dtype.primitive_bitwidth) * C.value // 8
+
+
+@gluon.jit
+def window_of(s, slot, WARPS: gl.constexpr):
+    """Which tokens of its chunk a slot holds: the first, how many << 8, and 1 << 16 where others are to follow."""
+    return gl.sum(s.window.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), axis=0)
 
 
 @gluon.jit

@@ -11,8 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kda2.backends.gluon import barrier, next_slot, release, wait
-from kda2.ops.kda.hopper.factor import WHOLE
-from kda2.ops.kda.hopper.slots import PANEL, ROWS, C, mma
+from kda2.ops.kda.hopper.slots import PANEL, ROWS, WHOLE, C, mma, window_of
 
 
 @gluon.jit
@@ -92,7 +91,7 @@ def state(
             b_O = warpgroup_mma(operands[p], QL, b_O, use_acc=p > 0, is_async=True)
         b_v = s.v.index(slot).permute((1, 0)).load(L_C).to(gl.float32)
         b_knorm = s.norm.index(slot).slice(0, C).load(token)
-        window = gl.sum(s.window.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), axis=0)
+        window = window_of(s, slot, WARPS)
         b_P = warpgroup_mma_wait(P, [b_P])
         b_e = b_v - b_P * b_knorm[None, :]
         b_V = b_e * s.bnorm.index(slot).slice(0, C).load(token)[None, :]

@@ -1,4 +1,4 @@
-"""The tuning answer of stage `fused`: its key, its configuration from the shipped table, and the space around it."""
+"""The tuning answer of stage `fused`: its key, and its configuration from the shipped table."""
 
 from __future__ import annotations
 
@@ -20,14 +20,3 @@ def tuning_key(K: int, V: int, terms: int, g_bits: int, halves_fit: bool) -> dic
 def default_configs(key: Mapping[str, Any]) -> dict[str, KernelConfig]:
     """The shipped configuration."""
     return {"fused": lookup("kda", "hopper", "fused", key)}
-
-
-def space(key: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """What the stage may be built with, by field. `num_warps` are state's, one for 16 of BV channels."""
-    return {
-        "fused": {
-            "BV": tuple(n for n in (64, 128) if n <= key["V"]),
-            "SLOTS": (3, 4, 5), "AHEAD": (2, 3, 4), "SCORES": (1, 2),
-            "FACTOR_REGS": (88, 96, 104, 112, 120, 128, 136), "SCORE_REGS": (72, 80, 88, 96, 104),
-        }
-    }  # fmt: skip
