@@ -4,24 +4,24 @@ import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from kda2.backends.gluon import commit, next_slot, wait
+from kda2.backends.gluon import barrier, commit, next_slot, wait
 from kda2.ops.kda.hopper.slots import (
     LOG2E,
+    MORE,
     PANEL,
     TILES,
     VECTOR,
     WHOLE,
     C,
     along,
-    chunk_bytes,
-    copy_tokens,
     gate_rows,
+    load,
     mma,
+    set_window,
     tile,
 )
 
@@ -29,7 +29,9 @@ from kda2.ops.kda.hopper.slots import (
 # (a gate bounded by -5 stays below 116), and what they hold for any row.
 LIMIT = gl.constexpr(116.0)
 SAFE = gl.constexpr(60.0)
-WINDOW = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+FAR = gl.constexpr(1)  # bits: E leaves SAFE,
+LARGE = gl.constexpr(2)  # rows are too large for that,
+OUT = gl.constexpr(4)  # or E leaves LIMIT
 
 
 @gluon.jit
@@ -38,19 +40,27 @@ def add(a, b):
 
 
 @gluon.jit
-def first_of(a, b):
-    return a
-
-
-@gluon.jit
-def second(a, b):
+def last_of(a, b):
     return b
 
 
 @gluon.jit
+def either(a, b):
+    return a | b
+
+
+@gluon.constexpr_function
+def larger_of_two(dtype):
+    return f"max.xorsign.abs.{'bf16x2' if dtype == gl.bfloat16 else 'f16x2'} $0, $1, $2;"
+
+
+@gluon.jit
 def largest(x):
-    """max |x| over a whole tensor."""
-    return gl.max(gl.abs(x).reshape([x.numel]), axis=0)
+    """max |x| over 16 tokens in fp32: of x [panels, 2, 16, channels], one number for each half and channel."""
+    for bit in gl.static_range(4):
+        a, b = gl.split(x.reshape([x.shape[0], 2, 2, 8 >> bit, PANEL]).permute((0, 1, 3, 4, 2)))
+        x = gl.inline_asm_elementwise(larger_of_two(x.dtype), "=r,r,r", [a, b], x.dtype, True, 2)
+    return gl.abs(x.reshape([x.shape[0], 2, PANEL]).to(gl.float32))
 
 
 @gluon.jit
@@ -113,16 +123,29 @@ def log2_decay(b_g, a, b_bias, lower_bound, GATE: gl.constexpr):
 
 
 @gluon.jit
-def load_bias(p_dt_bias, s_dt_d, a, GATE: gl.constexpr, HAS_BIAS: gl.constexpr, K: gl.constexpr):
-    """dt_bias as `log2_decay` adds it, [panels, 1, 1, channels]."""
+def load_head(p_A_log, p_dt_bias, s_dt_d, GATE: gl.constexpr, HAS_BIAS: gl.constexpr, K: gl.constexpr):
+    """exp(A_log), and dt_bias as `log2_decay` adds it [panels, 1, 1, channels]."""
     L: gl.constexpr = tile(K)
     o_p = gl.arange(0, K // PANEL, along(L, 0))[:, None, None, None]
     o_c = gl.arange(0, PANEL, along(L, 3))[None, None, None, :]
+    a = 1.0
+    if GATE != "log":
+        a = gl.exp2(gl.load(p_A_log) * LOG2E)
     if HAS_BIAS:
         b_bias = gl.load(p_dt_bias + (o_p * PANEL + o_c) * s_dt_d)
     else:
         b_bias = gl.zeros([K // PANEL, 1, 1, PANEL], gl.float32, L)
-    return b_bias * (LOG2E if GATE == "softplus" else a * -LOG2E)
+    return a, b_bias * (LOG2E if GATE == "softplus" else a * -LOG2E)
+
+
+@gluon.jit
+def over_channels(b_large, K: gl.constexpr, V: gl.constexpr):
+    """Bits of V channels for K channels."""
+    layout: gl.constexpr = gl.SliceLayout(2, tile(K))
+    if K == V:
+        return gl.convert_layout(b_large, layout)
+    else:
+        return gl.full([K // PANEL, 2, PANEL], any_bits(b_large), gl.int32, layout)
 
 
 @gluon.jit
@@ -149,25 +172,136 @@ def diagonals(b_G):
 
 
 @gluon.jit
-def over_halves(s, b_x, K: gl.constexpr):
-    """b_x [panels, halves, channels] summed over both halves, [K]."""
+def store_decays(s, slot, b_before, b_after, K: gl.constexpr):
+    """exp of both log decays [panels, halves, channels], each summed over the halves."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    s.ends.permute((1, 0, 2)).store(b_x)
-    ends = s.ends._reinterpret(gl.float32, [2, K], VECTOR)
-    return ends.index(0).load(each) + ends.index(1).load(each)
+    by_half = s.decays.index(slot).permute((1, 0, 2))
+    decays = s.decays._reinterpret(gl.float32, [s.decays.shape[0] * 2, K], VECTOR)
+    first = decays.index(slot * 2)
+    second = decays.index(slot * 2 + 1)
+    by_half.store(b_before)
+    b_before = first.load(each) + second.load(each)
+    by_half.store(b_after)
+    b_after = first.load(each) + second.load(each)
+    first.store(gl.exp2(b_before))
+    second.store(gl.exp2(b_after))
 
 
 @gluon.jit
-def store_decay(s, slot, b_pre, b_end, K: gl.constexpr):
-    """The state's decay since the chunk (or window) before: what is left of that one, `b_end`, and up to this one's
-    middle, `b_pre`. Stored as its square root, which state applies twice: the decay itself may underflow where the
-    state, in units of the middle of the chunk before, is large."""
-    s.decay.index(slot).store(gl.exp2(0.5 * over_halves(s, b_pre + b_end, K)))
+def any_bits(b_x):
+    return gl.reduce(b_x.reshape([b_x.numel]), 0, either)
+
+
+@gluon.jit
+def large_values(b_v, USE_L2NORM: gl.constexpr):
+    """LARGE where a value times a key times 2^LIMIT leaves fp32, by channel: normalised keys shrink in what they write, not
+    in KR."""
+    return gl.where(largest(b_v) > (2.0**10 if USE_L2NORM else 2.0**4), LARGE, 0)
+
+
+@gluon.jit
+def large_rows(b_k, b_q, USE_L2NORM: gl.constexpr):
+    """LARGE where a key or query times 2^LIMIT leaves fp32, by channel."""
+    return gl.where(gl.maximum(largest(b_k), largest(b_q)) > (2.0**10 if USE_L2NORM else 2.0**5), LARGE, 0)
+
+
+@gluon.jit
+def window_size(b_g, o_t, limit):
+    """The largest size, a power of two, of which all windows stay within a limit either side of their middle. A
+    window's first token decays the state alone."""
+    size = 1
+    for bit in gl.static_range(4):
+        # sums from the middle on, and before it, in windows of 2 << bit tokens
+        b_in = gl.where(o_t % (2 << bit) == 0, 0.0, b_g)
+        b_side = gl.abs(gl.sum(b_in.reshape([b_g.shape[0], 2, 16 >> bit, 1 << bit, PANEL]), axis=3))
+        size = gl.where(gl.max(b_side.reshape([b_side.numel]), axis=0) <= limit, 2 << bit, size)
+    return size
+
+
+@gluon.jit
+def factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, K: gl.constexpr, SLOTS: gl.constexpr,
+                 GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
+    """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on the
+    factors do not hold what they should. `b_large` has LARGE where values are too large."""
+    P: gl.constexpr = K // PANEL
+    W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16  # rows of 128 bytes of g for each of KR
+    L: gl.constexpr = tile(K)
+    G: gl.constexpr = wide_tile(K) if W == 2 else L
+    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
+    factors = s.kq._reinterpret(gl.bfloat16, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
+    gates = s.g._reinterpret(s.g.dtype, [SLOTS, P * W, 2, 16, PANEL // W], gate_rows(W * 16)[1]).index(slot)
+    KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W, P, 2, 16, PANEL], TILES).index(slot * W)
+    keys = kq.slice(0, 2, dim=1)
+    queries = kq.slice(2, 2, dim=1)
+    if tokens < C:
+        clear_rows(keys, tokens, 0.0, L)
+        clear_rows(queries, tokens, 0.0, L)
+        clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), G)
+        fence_async_shared()
+    b_G = start_squares(s.kq, slot, P)
+    channels: gl.constexpr = gl.SliceLayout(2, L)
+    b_bits = b_large | gl.convert_layout(large_rows(keys.load(L), queries.load(L), USE_L2NORM), channels)
+    b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
+    s.square.index(slot * 2).store(b_kk)
+    s.square.index(slot * 2 + 1).store(b_qq)
+    b_sum = gl.associative_scan(log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 2, add)
+    b_tot = gl.reduce(b_sum, 2, last_of)
+    found = any_bits(b_bits | gl.where(b_tot < -LIMIT, OUT, gl.where(b_tot < -SAFE, FAR, 0)))
+    s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
+    o_side = gl.arange(0, 2, along(gl.SliceLayout(2, L), 1))[None, :, None]
+    b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
+    b_q = queries.load(L)
+    b_k = keys.load(L)
+    b_L = gl.exp2(b_E)
+    factors.slice(2, 2, dim=1).store(times(b_q, b_L))
+    factors.slice(0, 2, dim=1).store(times(b_k, b_L))
+    KR.store(times(b_k, gl.exp2(-b_E)))
+    return found
+
+
+@gluon.jit
+def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K: gl.constexpr, SLOTS: gl.constexpr,
+                  GATE: gl.constexpr):  # fmt: skip
+    """Factors and decays of a window of a slot, from token `first` on, and how many tokens it has: as many as `limit`
+    allows where size is 0. Other rows become 0."""
+    P: gl.constexpr = K // PANEL
+    W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16
+    L: gl.constexpr = tile(K)
+    G: gl.constexpr = wide_tile(K) if W == 2 else L
+    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
+    factors = s.kq._reinterpret(gl.bfloat16, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
+    gates = s.g._reinterpret(s.g.dtype, [SLOTS, P * W, 2, 16, PANEL // W], gate_rows(W * 16)[1]).index(slot)
+    KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W, P, 2, 16, PANEL], TILES).index(slot * W)
+    o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
+    o_r = gl.arange(0, 2, along(L, 1))[None, :, None, None] * 16 + o_t
+    if tokens < C:
+        clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), G)
+    b_g = log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE)
+    if size == 0:
+        size = window_size(b_g, o_t, limit)
+    inside = (o_r >= first) & (o_r < first + size)
+    b_g = gl.where(inside, b_g, 0.0)
+    # the first token's decay is the state's alone
+    b_in = gl.where(o_r > first, b_g, 0.0)
+    b_prefix = gl.associative_scan(b_in, 2, add)
+    b_mid = gl.sum(gl.where(o_r <= first + (size - 1) // 2, b_in, 0.0), axis=2)
+    b_E = gl.where(inside, b_prefix - b_mid[:, :, None, :], 0.0)
+    b_before = b_mid + gl.sum(gl.where(o_r == first, b_g, 0.0), axis=2)
+    store_decays(s, slot, b_before, gl.reduce(b_prefix, 2, last_of) - b_mid, K)
+    inside &= o_r < tokens
+    b_k = kq.slice(0, 2, dim=1).load(L)
+    b_k = gl.where(inside, b_k, gl.zeros_like(b_k))
+    b_q = kq.slice(2, 2, dim=1).load(L)
+    b_q = gl.where(inside, b_q, gl.zeros_like(b_q))
+    factors.slice(2, 2, dim=1).store(times(b_q, gl.exp2(b_E)))
+    factors.slice(0, 2, dim=1).store(times(b_k, gl.exp2(b_E)))
+    KR.store(times(b_k, gl.exp2(-b_E)))
+    return size
 
 
 @gluon.jit
 def factor(
-    s, q_desc, k_desc, g_desc, p_A_log, p_dt_bias, s_dt_d, bos, eos, chunks, i_b, i_h, i_hv, lower_bound,
+    s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound,
     K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, GATE: gl.constexpr, HAS_BIAS: gl.constexpr,
     USE_L2NORM: gl.constexpr,
 ):  # fmt: skip
@@ -177,110 +311,36 @@ def factor(
     E would leave the range of fp32, the chunk goes through the ring in windows: the same slot, again and again, with
     the rows outside a window zero.
     """
-    P: gl.constexpr = K // PANEL
-    L: gl.constexpr = tile(K)
-    G: gl.constexpr = wide_tile(K) if g_desc.dtype.primitive_bitwidth == 32 else L
-    kq4 = s.kq._reinterpret(s.kq.dtype, [SLOTS, P, 4, 16, PANEL], TILES)
-    factors4 = s.kq._reinterpret(gl.bfloat16, [SLOTS, P, 4, 16, PANEL], TILES)
-    W: gl.constexpr = g_desc.dtype.primitive_bitwidth // 16  # rows of 128 bytes of g for each of KR
-    g4 = s.g._reinterpret(s.g.dtype, [SLOTS, P * W, 2, 16, PANEL // W], gate_rows(g_desc.dtype.primitive_bitwidth)[1])
-    kr4 = s.g._reinterpret(gl.bfloat16, [SLOTS * W, P, 2, 16, PANEL], TILES)
-    v4 = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES)
-    a = 1.0
-    if GATE != "log":
-        a = gl.exp2(gl.load(p_A_log) * LOG2E)
-    b_bias = load_bias(p_dt_bias, s_dt_d, a, GATE, HAS_BIAS, K)
-    o_half = gl.arange(0, 2, along(L, 1))[None, :, None, None]
-    o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
-    o_side = gl.arange(0, 2, along(gl.SliceLayout(2, L), 1))[None, :, None]
-    outside = 0.0 if GATE == "log" else float("-inf")
-    b_end = gl.zeros([P, 2, PANEL], gl.float32, gl.SliceLayout(2, L))
+    values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES)
+    a, b_bias = load_head(p_A_log, p_dt_bias, s_dt_d, GATE, HAS_BIAS, K)
     slot = 0
     full = 0
     again = 0
-    for n in range(chunks):
-        t0 = bos + n * C
+    for t0 in range(bos, eos, C):
+        tokens = eos - t0
         full = wait(s.full, slot, full)
-        keys = kq4.index(slot).slice(0, 2, dim=1)
-        queries = kq4.index(slot).slice(2, 2, dim=1)
-        KL = factors4.index(slot).slice(0, 2, dim=1)
-        QL = factors4.index(slot).slice(2, 2, dim=1)
-        KR = kr4.index(slot * W)
-        gates = g4.index(slot)
-        if t0 + C > eos:
-            clear_rows(keys, eos - t0, 0.0, L)
-            clear_rows(queries, eos - t0, 0.0, L)
-            clear_rows(v4.index(slot), eos - t0, 0.0, tile(V))
-            clear_rows(gates, eos - t0, outside, G)
-            fence_async_shared()
-        b_G = start_squares(s.kq, slot, P)
-        b_g = log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE)
-        # the first token's decay is the state's alone
-        b_sum = gl.associative_scan(gl.where((o_half == 0) & (o_t == 0), 0.0, b_g), 2, add)
-        b_tot = gl.reduce(b_sum, 2, second)
-        b_first = gl.reduce(b_g, 2, first_of)
-        reach = largest(b_tot)
-        b_G = warpgroup_mma_wait(0, [b_G])
-        b_kk, b_qq = diagonals(b_G)
-        s.square.index(slot * 2).store(b_kk)
-        s.square.index(slot * 2 + 1).store(b_qq)
-        if reach > SAFE:
-            rows = gl.maximum(largest(b_kk), largest(b_qq))
-            values = largest(v4.index(slot).load(tile(V)).to(gl.float32))
-            # k and k v times 2^LIMIT must stay in fp32; normalised keys shrink in what they write, not in KR
-            large = (rows > 2.0**20) | (values > 2.0**10) if USE_L2NORM else (rows > 2.0**12) | (values > 2.0**3)
-            reach = gl.where(large, 2.0 * LIMIT, reach)
-        if reach > LIMIT:
-            # |E| stays below SAFE in a window of `size` tokens, a power of two; a reset starts one
-            b_step = log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE)
-            step = largest(gl.where((o_half == 0) & (o_t == 0), 0.0, b_step))
-            size = gl.where(step <= SAFE, 2, 1)
-            size = gl.where(step * 2 <= SAFE, 4, size)
-            size = gl.where(step * 4 <= SAFE, 8, size)
-            size = gl.where(step * 8 <= SAFE, 16, size)
-            o_r = o_half * 16 + o_t
-            for first in range(0, C, size):
-                if first > 0:
-                    again = wait(s.again, slot, again)
-                    bar = s.full.index(slot)
-                    mbarrier.expect(bar, chunk_bytes(s, K, 0))
-                    copy_tokens(s, bar, q_desc, k_desc, g_desc, slot, t0, i_b, i_h, i_hv, K, SLOTS)
-                    full = wait(s.full, slot, full)
-                    if t0 + C > eos:
-                        clear_rows(gates, eos - t0, outside, G)
-                m = (o_r >= first) & (o_r < first + size)
-                m_row = m & (t0 + o_r < eos)
-                b_w = gl.where(m, log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 0.0)
-                b_in = gl.where(o_r > first, b_w, 0.0)
-                b_prefix = gl.associative_scan(b_in, 2, add)
-                b_mid = gl.sum(gl.where(o_r <= first + (size - 1) // 2, b_in, 0.0), axis=2)
-                b_Ew = gl.where(m, b_prefix - b_mid[:, :, None, :], 0.0)
-                store_decay(s, slot, b_mid + gl.sum(gl.where(o_r == first, b_w, 0.0), axis=2), b_end, K)
-                b_end = gl.reduce(b_prefix, 2, second) - b_mid
-                b_k = keys.load(L)
-                b_k = gl.where(m_row, b_k, gl.zeros_like(b_k))
-                b_q = queries.load(L)
-                b_q = gl.where(m_row, b_q, gl.zeros_like(b_q))
-                QL.store(times(b_q, gl.exp2(b_Ew)))
-                KL.store(times(b_k, gl.exp2(b_Ew)))
-                KR.store(times(b_k, gl.exp2(-b_Ew)))
-                more = gl.where(first + size < C, 1, 0)
-                s.window.index(slot).store(gl.full([1], first + (size << 8) + (more << 16), gl.int32, WINDOW))
-                fence_async_shared()
-                commit(s.factored, slot)
+        if tokens < C:
+            clear_rows(values.index(slot), tokens, 0.0, tile(V))
+        b_large = over_channels(large_values(values.index(slot).load(tile(V)), USE_L2NORM), K, V)
+        found = factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, K, SLOTS, GATE, USE_L2NORM)
+        if found < LARGE + FAR:
+            set_window(s, slot, WHOLE)
         else:
-            store_decay(s, slot, gl.where(o_side == 0, b_tot + b_first, 0.0), b_end, K)
-            b_end = gl.where(o_side == 0, 0.0, b_tot)
-            b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
-            b_L = gl.exp2(b_E)
-            b_R = gl.exp2(-b_E)
-            b_k = keys.load(L)
-            QL.store(times(queries.load(L), b_L))
-            KL.store(times(b_k, b_L))
-            KR.store(times(b_k, b_R))
-            s.window.index(slot).store(gl.full([1], WHOLE, gl.int32, WINDOW))
-            fence_async_shared()
-            commit(s.factored, slot)
+            limit = gl.where(found & LARGE != 0, SAFE, LIMIT)
+            size = 0
+            first = 0
+            while first < C:
+                if first > 0:
+                    fence_async_shared()
+                    commit(s.factored, slot)
+                    again = wait(s.again, slot, again)
+                fence_async_shared()
+                barrier()
+                load(s, source, slot, t0, K, 0, SLOTS)
+                full = wait(s.full, slot, full)
+                size = factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K, SLOTS, GATE)
+                set_window(s, slot, first + (size << 8) + gl.where(first + size < C, MORE, 0))
+                first += size
+        fence_async_shared()
+        commit(s.factored, slot)
         slot = next_slot(slot, 1, SLOTS)
-    s.last.store(gl.exp2(over_halves(s, b_end, K)))
-    commit(s.closed, 0)

@@ -5,7 +5,7 @@ import triton.experimental.gluon.language as gl
 
 from kda2.ops.kda.hopper.factor import factor
 from kda2.ops.kda.hopper.score import score
-from kda2.ops.kda.hopper.slots import C, allocate
+from kda2.ops.kda.hopper.slots import Source, allocate
 from kda2.ops.kda.hopper.state import state
 
 
@@ -29,6 +29,17 @@ def longest_first(p_cu, rank, N, LIMIT: gl.constexpr):
     return gl.sum(gl.where((b_rank == rank) & (o_i < N), o_i, 0), axis=0)
 
 
+@gluon.jit
+def bounds(p_cu, i_n, T, IS_PACKED: gl.constexpr):
+    """First token of a sequence and the one after its last. Offsets are the caller's: whatever they are, stay within
+    the tensors."""
+    if IS_PACKED:
+        bos = gl.maximum(gl.minimum(gl.load(p_cu + i_n), T), 0).to(gl.int32)
+        return bos, gl.maximum(gl.minimum(gl.load(p_cu + i_n + 1), T), bos).to(gl.int32)
+    else:
+        return 0 * T, T
+
+
 # neither T nor the packing may change the code
 @gluon.jit(do_not_specialize=["T", "N", "s_beta_b", "s_beta_h"])
 def kda_fused(
@@ -39,7 +50,7 @@ def kda_fused(
     s_first_n: gl.int64, s_first_h: gl.int64, s_first_k, s_first_v,
     s_last_n: gl.int64, s_last_h: gl.int64, s_last_k, s_last_v,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, VS: gl.constexpr, V: gl.constexpr,
-    SLOTS: gl.constexpr, AHEAD: gl.constexpr, SCORES: gl.constexpr, TERMS: gl.constexpr,
+    SLOTS: gl.constexpr, SCORES: gl.constexpr, TERMS: gl.constexpr,
     GATE: gl.constexpr, HAS_BIAS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
     HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr, RANKED: gl.constexpr,
     FACTOR_REGS: gl.constexpr, SCORE_REGS: gl.constexpr,
@@ -58,40 +69,35 @@ def kda_fused(
     i_hv = gl.program_id(0) // VS % HV
     i_n = gl.program_id(0) // VS // HV
     i_h = i_hv // (HV // H)
+    if IS_PACKED and RANKED > 0:
+        i_n = longest_first(p_cu, i_n, N, RANKED)
+    bos, eos = bounds(p_cu, i_n, T, IS_PACKED)
+    i_b = 0 * i_n
     rest = 0
     if IS_PACKED:
-        if RANKED > 0:
-            i_n = longest_first(p_cu, i_n, N, RANKED)
-        # contents are the caller's: whatever they are, stay within the tensors
-        bos = gl.maximum(gl.minimum(gl.load(p_cu + i_n), T), 0).to(gl.int32)
-        eos = gl.maximum(gl.minimum(gl.load(p_cu + i_n + 1), T), bos).to(gl.int32)
-        i_b = 0
         rest = gl.where(i_n == N - 1, T, 0)
     else:
-        bos = 0
-        eos = T
         i_b = i_n
-        p_beta += i_n.to(gl.int64) * s_beta_b
-        p_o += i_n.to(gl.int64) * s_o_b
-    chunks = (eos - bos + C - 1) // C
-    s = allocate(q_desc.dtype, g_desc.dtype, K, V, SLOTS, SCORES, TERMS)
-    g_bits: gl.constexpr = g_desc.dtype.primitive_bitwidth
+        p_beta += i_n * s_beta_b
+        p_o += i_n * s_o_b
     p_beta += i_hv * s_beta_h
     p_A_log += i_hv * s_A
     p_dt_bias += i_hv * s_dt_h
     p_o += i_hv * s_o_h + i_v * V
-    p_first += i_n.to(gl.int64) * s_first_n + i_hv * s_first_h + i_v * V * s_first_v
-    p_last += i_n.to(gl.int64) * s_last_n + i_hv * s_last_h + i_v * V * s_last_v
+    p_first += i_n * s_first_n + i_hv * s_first_h + i_v * V * s_first_v
+    p_last += i_n * s_last_n + i_hv * s_last_h + i_v * V * s_last_v
+    s = allocate(q_desc.dtype, g_desc.dtype, K, V, SLOTS, SCORES, TERMS)
+    source = Source(q_desc, k_desc, v_desc, g_desc, i_b, i_h, i_hv, i_v)
     gl.warp_specialize(
         [
-            (state, (s, o_desc, g_bits, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
-                     bos, eos, rest, chunks, i_b, i_hv, i_v, K, V, SLOTS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
-            (factor, (s, q_desc, k_desc, g_desc, p_A_log, p_dt_bias, s_dt_d, bos, eos, chunks, i_b, i_h, i_hv,
-                      lower_bound, K, V, SLOTS, GATE, HAS_BIAS, USE_L2NORM)),
-            (score, (s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v,
-                     scale, beta_scale, 0, K, V, SLOTS, AHEAD, SCORES, TERMS, USE_L2NORM, USE_SIGMOID)),
-            (score, (s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v,
-                     scale, beta_scale, 1, K, V, SLOTS, AHEAD, SCORES, TERMS, USE_L2NORM, USE_SIGMOID)),
+            (state, (s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
+                     bos, eos, rest, K, V, SLOTS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
+            (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, K, V, SLOTS, GATE, HAS_BIAS,
+                      USE_L2NORM)),
+            (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, 0, K, SLOTS, SCORES, TERMS, USE_L2NORM,
+                     USE_SIGMOID)),
+            (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, 1, K, SLOTS, SCORES, TERMS, USE_L2NORM,
+                     USE_SIGMOID)),
         ][: 2 + SCORES],
         [4, 4, 4][: 1 + SCORES],
         [FACTOR_REGS, SCORE_REGS, SCORE_REGS][: 1 + SCORES],

@@ -91,7 +91,7 @@ def _launch(call: Call, o: Tensor, final: Tensor | None, configs: Configs | None
         **_state_strides("first", call.initial_state, options.state_layout),
         **_state_strides("last", final, options.state_layout),
         "H": call.q.shape[2], "HV": HV, "K": K, "VS": V // BV, "V": BV,
-        "SLOTS": tiles["SLOTS"], "AHEAD": tiles["AHEAD"], "SCORES": tiles["SCORES"], "TERMS": _terms(call),
+        "SLOTS": tiles["SLOTS"], "SCORES": tiles["SCORES"], "TERMS": _terms(call),
         "GATE": gate.kind, "HAS_BIAS": gate.dt_bias is not None, "USE_L2NORM": options.qk_l2norm,
         "USE_SIGMOID": options.beta_sigmoid, "HAS_FIRST": call.initial_state is not None,
         "STORE_LAST": final is not None, "IS_PACKED": is_packed, "RANKED": RANKED if is_packed and N <= RANKED else 0,

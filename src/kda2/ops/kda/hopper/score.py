@@ -2,116 +2,94 @@
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from kda2.backends.gluon import acquire, commit, next_slot, wait
-from kda2.ops.kda.hopper.slots import (
-    CUBE,
-    LOG2E,
-    PANEL,
-    ROWS,
-    ROWS8_4D,
-    ROWS16,
-    C,
-    chunk_bytes,
-    copy_tokens,
-    mma,
-    window_of,
-)
+from kda2.backends.gluon import commit, next_slot, wait
+from kda2.ops.kda.hopper.slots import CUBE, LOG2E, MORE, PANEL, ROWS, ROWS8_4D, ROWS16, C, mma, window_of
 
 L2NORM_EPS = gl.constexpr(1e-6)
 
 
 @gluon.jit
-def load(s, q_desc, k_desc, v_desc, g_desc, n, bos, i_b, i_h, i_hv, i_v,
-         K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr):  # fmt: skip
-    """Start the copies of chunk n into its slot of the ring, once that is free."""
-    slot = n % SLOTS
-    t0 = bos + n * C
-    full = s.full.index(slot)
-    acquire(s.empty, slot, n // SLOTS)
-    mbarrier.expect(full, chunk_bytes(s, K, V))
-    copy_tokens(s, full, q_desc, k_desc, g_desc, slot, t0, i_b, i_h, i_hv, K, SLOTS)
-    tma.async_copy_global_to_shared(v_desc, [i_b, i_hv, t0, i_v * V], full, s.v.index(slot))
+def load_beta(p_beta, s_beta_t, t0, eos):
+    """beta of a chunk's tokens, as it lies in memory [2 C]: of the keys' half."""
+    o_i = gl.arange(0, 2 * C, gl.SliceLayout(1, mma(C)))
+    mask = (o_i < C) & (t0 + o_i < eos)
+    return gl.load(p_beta + (t0 + o_i).to(gl.int64) * s_beta_t, mask=mask, other=0.0)
 
 
 @gluon.jit
-def score(
-    s, q_desc, k_desc, v_desc, g_desc, p_beta, s_beta_t, bos, eos, chunks, i_b, i_h, i_hv, i_v, scale, beta_scale,
-    WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr,
+def score_chunk(
+    s, slot, tokens, b_raw, scale, beta_scale, WHICH: gl.constexpr, K: gl.constexpr, SLOTS: gl.constexpr,
     SCORES: gl.constexpr, TERMS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
 ):  # fmt: skip
     """A = strict_tril(diag(beta / |k|^-2) KL KR^T), Y = (I + A)^-1, Tm = Y diag(beta |k|^-1) below its diagonal, which
     state applies in fp32; Aqk = tril(QL KR^T), whose diagonal is q . k as it came.
 
-    Keys stay as they came: their norms are in A's rows and Tm's columns. Chunks n = WHICH modulo SCORES are this one's.
+    Keys stay as they came: their norms are in A's rows and Tm's columns.
     """
     P: gl.constexpr = K // PANEL
-    W: gl.constexpr = g_desc.dtype.primitive_bitwidth // 16
+    W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16
     L: gl.constexpr = mma(C)
     row: gl.constexpr = gl.SliceLayout(1, L)
     keys = s.kq._reinterpret(gl.bfloat16, [SLOTS * P, 2 * C, PANEL], ROWS)
     KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W * P, C, PANEL], ROWS)
     o_i = gl.arange(0, 2 * C, row)
     o_j = gl.arange(0, C, gl.SliceLayout(0, L))
+    o_t = o_i % C
     is_key = o_i < C
-    for n in gl.static_range(WHICH, AHEAD, SCORES):
-        if n < chunks:
-            load(s, q_desc, k_desc, v_desc, g_desc, n, bos, i_b, i_h, i_hv, i_v, K, V, SLOTS)
+    b_S = gl.zeros([2 * C, C], gl.float32, L)
+    for p in gl.static_range(P):
+        kr = KR.index(slot * W * P + p)
+        b_S = warpgroup_mma(keys.index(slot * P + p), kr.permute((1, 0)), b_S, use_acc=p > 0, is_async=True)
+    b_beta = b_raw.to(gl.float32)
+    if USE_SIGMOID:
+        b_beta = gl.where(is_key & (o_i < tokens), beta_scale / (1.0 + gl.exp2(b_beta * -LOG2E)), 0.0)
+    b_self = s.square.index(slot * 2).load(row)  # |k|^2, then q . k
+    if USE_L2NORM:
+        b_square = gl.where(is_key, b_self, s.square.index(slot * 2 + 1).load(row))
+        b_norm = gl.rsqrt(b_square + L2NORM_EPS)
+    else:
+        b_norm = gl.full([2 * C], 1.0, gl.float32, row)
+    bnorm = s.bnorm.index(slot)
+    scores = s.scores.index(slot)
+    s.norm.index(slot).store(b_norm * gl.where(is_key, 1.0, scale))
+    bnorm.store(b_norm * b_beta)
+    b_row = gl.where(is_key, b_norm * b_norm * b_beta, 1.0)
+    b_S = warpgroup_mma_wait(0, [b_S])
+    b_S = gl.where(o_t[:, None] > o_j[None, :], b_S * b_row[:, None], 0.0)
+    b_S = gl.where((o_t[:, None] == o_j[None, :]) & (~is_key)[:, None], b_self[:, None], b_S)
+    scores.store(b_S.to(gl.bfloat16))
+    split(b_S, s.D, s.N, s.A.index(WHICH), o_t, o_j, WHICH, SCORES)
+    low = s.low.index(slot if TERMS == 2 else 0)
+    solve(s, bnorm, scores.slice(0, C), low, WHICH, SCORES, TERMS)
+
+
+@gluon.jit
+def score(
+    s, p_beta, s_beta_t, bos, eos, scale, beta_scale, WHICH: gl.constexpr, K: gl.constexpr, SLOTS: gl.constexpr,
+    SCORES: gl.constexpr, TERMS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
+):  # fmt: skip
+    """The scores of chunks = WHICH modulo SCORES."""
     zero = gl.zeros([2, 16, 16], gl.float32, gl.BlockedLayout([1, 1, 4], [1, 8, 4], [2, 2, 1], [2, 1, 0]))
     s.YT.index(WHICH).store(zero)  # what lies right of the diagonal blocks stays zero
     s.YR.index(WHICH).store(zero)
-    p_beta += (bos + WHICH * C + o_i).to(gl.int64) * s_beta_t
-    b_next = gl.load(p_beta, mask=is_key & (bos + WHICH * C + o_i < eos), other=0.0).to(gl.float32)
-    b_beta = b_next
+    t0 = bos + WHICH * C
+    b_beta = load_beta(p_beta, s_beta_t, t0, eos)
     slot = WHICH
     factored = 0
-    starts = True
-    n = WHICH
-    while n < chunks:
-        t0 = bos + n * C
-        if starts:
-            b_beta = b_next
-            p_beta += SCORES * C * s_beta_t
-            b_next = gl.load(p_beta, mask=is_key & (t0 + SCORES * C + o_i < eos), other=0.0).to(gl.float32)
-            if USE_SIGMOID:
-                b_beta = gl.where(is_key & (t0 + o_i < eos), beta_scale / (1.0 + gl.exp2(b_beta * -LOG2E)), 0.0)
+    while t0 < eos:
+        b_next = load_beta(p_beta, s_beta_t, t0 + SCORES * C, eos)
         factored = wait(s.factored, slot, factored)
-        b_S = gl.zeros([2 * C, C], gl.float32, L)
-        for p in gl.static_range(P):
-            kr = KR.index(slot * W * P + p)
-            b_S = warpgroup_mma(keys.index(slot * P + p), kr.permute((1, 0)), b_S, use_acc=p > 0, is_async=True)
-        if starts and n + AHEAD < chunks:
-            load(s, q_desc, k_desc, v_desc, g_desc, n + AHEAD, bos, i_b, i_h, i_hv, i_v, K, V, SLOTS)
-        b_self = s.square.index(slot * 2).load(row)  # |k|^2, then q . k
-        if USE_L2NORM:
-            b_square = gl.where(is_key, b_self, s.square.index(slot * 2 + 1).load(row))
-            b_norm = gl.rsqrt(b_square + L2NORM_EPS)
-        else:
-            b_norm = gl.full([2 * C], 1.0, gl.float32, row)
-        s.norm.index(slot).store(b_norm * gl.where(is_key, 1.0, scale))
-        s.bnorm.index(slot).store(b_norm * b_beta)
-        b_row = gl.where(is_key, b_norm * b_norm * b_beta, 1.0)
-        more = window_of(s, slot, 4) >> 16
-        b_S = warpgroup_mma_wait(0, [b_S])
-        o_t = o_i % C
-        b_S = gl.where(o_t[:, None] > o_j[None, :], b_S * b_row[:, None], 0.0)
-        b_S = gl.where((o_t[:, None] == o_j[None, :]) & (~is_key)[:, None], b_self[:, None], b_S)
-        s.scores.index(slot).store(b_S.to(gl.bfloat16))
-        split(b_S, s.D, s.N, s.A.index(WHICH), o_t, o_j, WHICH, SCORES)
-        low = s.low.index(slot if TERMS == 2 else 0)
-        solve(s, s.bnorm.index(slot), s.scores.index(slot).slice(0, C), low, WHICH, SCORES, TERMS)
+        more = window_of(s, slot, 4) & MORE
+        score_chunk(s, slot, eos - t0, b_beta, scale, beta_scale, WHICH, K, SLOTS, SCORES, TERMS, USE_L2NORM,
+                    USE_SIGMOID)  # fmt: skip
         fence_async_shared()
         commit(s.ready, slot)
-        starts = more == 0
-        n = gl.where(starts, n + SCORES, n)
-        slot = gl.where(starts, next_slot(slot, SCORES, SLOTS), slot)
+        if more == 0:
+            t0 += SCORES * C
+            b_beta = b_next
+            slot = next_slot(slot, SCORES, SLOTS)
 
 
 @gluon.jit
@@ -172,11 +150,18 @@ def store_terms(high, low, b_Tm, TERMS: gl.constexpr):
 
 
 @gluon.jit
+def recomputed(x):
+    """x, of which the compiler does not know that it is the same for every chunk: what follows from it takes no registers
+    in between."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, 1)
+
+
+@gluon.jit
 def solve(s, bnorm, Tm, low, WHICH: gl.constexpr, SCORES: gl.constexpr, TERMS: gl.constexpr):
     """Tm^T = strict_upper(Y^T), its rows times beta |k|^-1, where Y = (I + A)^-1: 8x8 blocks by forward substitution,
     merged to 16 and to 32 rows with Y21 = -Y22 (A21 Y11). All in fp32."""
     L8: gl.constexpr = gl.BlockedLayout([1, 1, 8], [4, 8, 1], [1, 1, 4], [2, 1, 0])
-    o_c = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, L8)))[None, :, None]
+    o_c = recomputed(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, L8))))[None, :, None]
     o_r = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L8)))[None, None, :]
     b_Y = gl.where(o_r == o_c, 1.0, gl.zeros([4, 8, 8], gl.float32, L8))
     for j in gl.static_range(7):

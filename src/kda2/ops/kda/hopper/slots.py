@@ -2,7 +2,7 @@
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
 from kda2.backends.gluon import signals
@@ -10,7 +10,9 @@ from kda2.backends.gluon import signals
 C = gl.constexpr(32)  # tokens of a chunk
 PANEL = gl.constexpr(64)  # 16-bit channels of a 128-byte row, the unit of a wgmma operand
 LOG2E = gl.constexpr(1.4426950408889634)
-WHOLE = gl.constexpr(32 << 8)  # the window of a whole chunk: from token 0, 32 tokens, none to follow
+# Which tokens of its chunk a slot holds, its `window`: the first, how many << 8, and MORE where others are to follow.
+WHOLE = gl.constexpr(C.value << 8)
+MORE = gl.constexpr(1 << 16)
 
 # operands of wgmma: rows of 128 bytes (and of 64), swizzled by the copy engine
 ROWS = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
@@ -58,9 +60,10 @@ def gate_rows(bits):
 
 @aggregate
 class Slots:
-    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; vectors of the chunk; `window`.
+    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; `decays` of the state before and from
+    the middle of the chunk, and other vectors; `window`.
 
-    `o` is what leaves for memory. `ends` and `last` are factor's, the rest is scratch of score.
+    `o` is what leaves for memory, what follows is scratch of score.
     """
 
     kq: gl.shared_memory_descriptor
@@ -71,11 +74,9 @@ class Slots:
     norm: gl.shared_memory_descriptor
     bnorm: gl.shared_memory_descriptor
     square: gl.shared_memory_descriptor
-    decay: gl.shared_memory_descriptor
+    decays: gl.shared_memory_descriptor
     window: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
-    ends: gl.shared_memory_descriptor
-    last: gl.shared_memory_descriptor
     D: gl.shared_memory_descriptor
     N: gl.shared_memory_descriptor
     A: gl.shared_memory_descriptor
@@ -89,8 +90,6 @@ class Slots:
     factored: gl.shared_memory_descriptor
     ready: gl.shared_memory_descriptor
     again: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor
-    closed: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
     def __init__(self, *parts):
@@ -98,13 +97,23 @@ class Slots:
             setattr(self, name, part)
 
 
-@gluon.jit
-def copy_tokens(s, full, q_desc, k_desc, g_desc, slot, t0, i_b, i_h, i_hv, K: gl.constexpr, SLOTS: gl.constexpr):
-    """Start the copies of a chunk's k, q and g, which count on the barrier `full`."""
-    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, 2 * C, K], ROWS).index(slot)
-    tma.async_copy_global_to_shared(k_desc, [i_b, i_h, t0, 0], full, kq.slice(0, C))
-    tma.async_copy_global_to_shared(q_desc, [i_b, i_h, t0, 0], full, kq.slice(C, C))
-    tma.async_copy_global_to_shared(g_desc, [i_b, i_hv, t0, 0], full, s.g.index(slot))
+@aggregate
+class Source:
+    """Where a CTA's chunks come from: one sequence and head, and the i_v-th slice of V."""
+
+    q_desc: tma.tensor_descriptor
+    k_desc: tma.tensor_descriptor
+    v_desc: tma.tensor_descriptor
+    g_desc: tma.tensor_descriptor
+    i_b: gl.tensor
+    i_h: gl.tensor
+    i_hv: gl.tensor
+    i_v: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, *parts):
+        for name, part in zip(__class__.__annotations__, parts, strict=True):
+            setattr(self, name, part)
 
 
 @gluon.constexpr_function
@@ -114,9 +123,29 @@ def chunk_bytes(s, K, V):
 
 
 @gluon.jit
+def load(s, source, slot, t0, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr):
+    """Start the copies of a chunk's k, q and g into a slot, and of V channels of v unless V is 0."""
+    full = s.full.index(slot)
+    mbarrier.expect(full, chunk_bytes(s, K, V))
+    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, 2 * C, K], ROWS).index(slot)
+    tma.async_copy_global_to_shared(source.k_desc, [source.i_b, source.i_h, t0, 0], full, kq.slice(0, C))
+    tma.async_copy_global_to_shared(source.q_desc, [source.i_b, source.i_h, t0, 0], full, kq.slice(C, C))
+    tma.async_copy_global_to_shared(source.g_desc, [source.i_b, source.i_hv, t0, 0], full, s.g.index(slot))
+    if V > 0:
+        at = [source.i_b, source.i_hv, t0, source.i_v * V]
+        tma.async_copy_global_to_shared(source.v_desc, at, full, s.v.index(slot))
+
+
+@gluon.jit
 def window_of(s, slot, WARPS: gl.constexpr):
-    """Which tokens of its chunk a slot holds: the first, how many << 8, and 1 << 16 where others are to follow."""
+    """Which tokens of its chunk a slot holds."""
     return gl.sum(s.window.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), axis=0)
+
+
+@gluon.jit
+def set_window(s, slot, window):
+    """Say which tokens a slot holds. For roles of 4 warps."""
+    s.window.index(slot).store(gl.full([1], window, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
 
 
 @gluon.jit
@@ -132,11 +161,9 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     norm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
     bnorm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
     square = gl.allocate_shared_memory(gl.float32, [SLOTS * 2, 2 * C], VECTOR)
-    decay = gl.allocate_shared_memory(gl.float32, [SLOTS, K], VECTOR)
+    decays = gl.allocate_shared_memory(gl.float32, [SLOTS, 2, P, PANEL], CUBE)
     window = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], VECTOR)
     o = gl.allocate_shared_memory(dtype, [C, V], ROWS)
-    ends = gl.allocate_shared_memory(gl.float32, [2, P, PANEL], CUBE)
-    last = gl.allocate_shared_memory(gl.float32, [K], VECTOR)
     D = gl.allocate_shared_memory(gl.float32, [SCORES * 8, 8, 8], MATRIX)
     N = gl.allocate_shared_memory(gl.float32, [SCORES * 2, 4, 8, 8], ROWS8)
     A = gl.allocate_shared_memory(gl.float32, [SCORES, 2 * C, 16], ROWS16)
@@ -150,7 +177,5 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     factored = signals(SLOTS)
     ready = signals(SLOTS)
     again = signals(SLOTS)
-    empty = signals(SLOTS)
-    closed = signals(1)
-    return Slots(kq, g, v, scores, low, norm, bnorm, square, decay, window, o, ends, last, D, N, A, columns, rows,
-                 Z8, YT, YR, Z, full, factored, ready, again, empty, closed)  # fmt: skip
+    return Slots(kq, g, v, scores, low, norm, bnorm, square, decays, window, o, D, N, A, columns, rows, Z8, YT, YR, Z,
+                 full, factored, ready, again)  # fmt: skip

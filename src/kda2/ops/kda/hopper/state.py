@@ -4,26 +4,22 @@ import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from kda2.backends.gluon import barrier, next_slot, release, wait
-from kda2.ops.kda.hopper.slots import PANEL, ROWS, WHOLE, C, mma, window_of
+from kda2.ops.kda.hopper.slots import MORE, PANEL, ROWS, VECTOR, WHOLE, C, load, mma, window_of
 
 
 @gluon.jit
-def scaled(S, factors, WARPS: gl.constexpr, P: gl.constexpr, TWICE: gl.constexpr):
-    """S, channel by channel times `factors` [K], once or twice."""
+def scaled(S, factors, WARPS: gl.constexpr, P: gl.constexpr):
+    """S, channel by channel times `factors` [K]."""
     result = ()
     for p in gl.static_range(P):
         b_factor = factors.slice(p * PANEL, PANEL).load(gl.SliceLayout(0, mma(PANEL, WARPS)))[None, :]
-        if TWICE:
-            result = result + (S[p] * b_factor * b_factor,)
-        else:
-            result = result + (S[p] * b_factor,)
+        result = result + (S[p] * b_factor,)
     return result
 
 
@@ -41,18 +37,19 @@ def multiply(b_a, b, b_acc, WARPS: gl.constexpr, TERMS: gl.constexpr):
 
 @gluon.jit
 def state(
-    s, o_desc, g_bits: gl.constexpr, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
-    bos, eos, rest, chunks, i_b, i_hv, i_v,
+    s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v, bos, eos, rest,
     K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, TERMS: gl.constexpr, HAS_FIRST: gl.constexpr,
     STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr,
 ):  # fmt: skip
     """Per chunk, with S the state decayed to the middle of the chunk, everything transposed [V, ..]:
 
     e = v - |k|^-1 KL S        Vn = beta |k|^-1 e + Tm e        (what Vn writes is divided by |k|)
-    o = |q|^-1 scale (QL S + Aqk Vn)        S <- S + KR^T Vn
+    o = |q|^-1 scale (QL S + Aqk Vn)        S <- S + KR^T Vn, then decayed to the end
+
+    Loads what all roles read: the role that is done with a slot last, and that has time to spare.
     """
     P: gl.constexpr = K // PANEL
-    W: gl.constexpr = g_bits // 16
+    W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16
     WARPS: gl.constexpr = V // 16
     L: gl.constexpr = mma(PANEL, WARPS)
     L_C: gl.constexpr = mma(C, WARPS)
@@ -60,10 +57,14 @@ def state(
     token: gl.constexpr = gl.SliceLayout(0, L_C)
     KQ = s.kq._reinterpret(gl.bfloat16, [SLOTS * P, 2 * C, PANEL], ROWS)
     KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W * P, C, PANEL], ROWS)
+    decays = s.decays._reinterpret(gl.float32, [SLOTS * 2, K], VECTOR)
     o_v = gl.arange(0, V, gl.SliceLayout(1, L))
     o_k = gl.arange(0, PANEL, gl.SliceLayout(0, L))
     o_t = gl.arange(0, C, token)
     p_rows = p_o + gl.arange(0, V, gl.SliceLayout(1, L_C))[:, None]
+    for slot in gl.static_range(SLOTS):
+        if bos + slot * C < eos:
+            load(s, source, slot, bos + slot * C, K, V, SLOTS)
     S = ()
     for p in gl.static_range(P):
         if HAS_FIRST:
@@ -73,11 +74,10 @@ def state(
             S = S + (gl.zeros([V, PANEL], gl.float32, L),)
     slot = 0
     ready = 0
-    n = 0
-    while n < chunks:
-        t0 = bos + n * C
+    t0 = bos
+    while t0 < eos:
         ready = wait(s.ready, slot, ready)
-        S = scaled(S, s.decay.index(slot), WARPS, P, True)
+        S = scaled(S, decays.index(slot * 2), WARPS, P)
         operands = ()
         for p in gl.static_range(P):
             operands = operands + (gl.convert_layout(S[p].to(gl.bfloat16), operand),)
@@ -109,14 +109,17 @@ def state(
             S = (b_S0, b_S1)
         else:
             S = (warpgroup_mma_wait(TERMS, [updated[0]]),)
+        S = scaled(S, decays.index(slot * 2 + 1), WARPS, P)
         b_qnorm = s.norm.index(slot).slice(C, C).load(token)
         b_O = warpgroup_mma_wait(0, [b_O])
-        more = window >> 16
-        if more:
+        b_o = (b_O * b_qnorm[None, :]).to(s.o.dtype)
+        more = window & MORE
+        if more != 0:
             release(s.again, slot)
         else:
-            release(s.empty, slot)
-        b_o = (b_O * b_qnorm[None, :]).to(s.o.dtype)
+            barrier()
+            if t0 + SLOTS * C < eos:
+                load(s, source, slot, t0 + SLOTS * C, K, V, SLOTS)
         if (window != WHOLE) | (IS_PACKED & (t0 + C > eos)):
             first = window & 255
             inside = (o_t >= first) & (o_t < first + ((window >> 8) & 255)) & (t0 + o_t < eos)
@@ -126,17 +129,16 @@ def state(
             s.o.permute((1, 0)).store(b_o)
             fence_async_shared()
             barrier()
-            tma.async_copy_shared_to_global(o_desc, [i_b, i_hv, t0, i_v * V], s.o)
-        n = gl.where(more != 0, n, n + 1)
-        slot = gl.where(more != 0, slot, next_slot(slot, 1, SLOTS))
+            tma.async_copy_shared_to_global(o_desc, [source.i_b, source.i_hv, t0, source.i_v * V], s.o)
+        if more == 0:
+            t0 += C
+            slot = next_slot(slot, 1, SLOTS)
     if IS_PACKED:
         # the tokens behind the last sequence belong to none
         for t0 in range(eos, rest, C):
             none = gl.zeros([V, C], p_o.dtype.element_ty, L_C)
             gl.store(p_rows + (t0 + o_t).to(gl.int64)[None, :] * s_o_t, none, mask=(t0 + o_t < rest)[None, :])
     if STORE_LAST:
-        mbarrier.wait(s.closed.index(0), 0)
-        S = scaled(S, s.last, WARPS, P, False)
         for p in gl.static_range(P):
             p_S = p_last + o_v[:, None] * s_last_v + (p * PANEL + o_k)[None, :] * s_last_k
             gl.store(p_S, S[p].to(p_last.dtype.element_ty))
