@@ -139,16 +139,6 @@ def load_head(p_A_log, p_dt_bias, s_dt_d, GATE: gl.constexpr, HAS_BIAS: gl.const
 
 
 @gluon.jit
-def over_channels(b_large, K: gl.constexpr, V: gl.constexpr):
-    """Bits of V channels for K channels."""
-    layout: gl.constexpr = gl.SliceLayout(2, tile(K))
-    if K == V:
-        return gl.convert_layout(b_large, layout)
-    else:
-        return gl.full([K // PANEL, 2, PANEL], any_bits(b_large), gl.int32, layout)
-
-
-@gluon.jit
 def start_squares(kq, slot, P: gl.constexpr):
     """Start [k; q] [k; q]^T, whose diagonals are |k|^2, |q|^2 and q . k of each token."""
     b_G = gl.zeros([2 * C, 2 * C], gl.float32, mma(2 * C))
@@ -193,16 +183,24 @@ def any_bits(b_x):
 
 
 @gluon.jit
-def large_values(b_v, USE_L2NORM: gl.constexpr):
-    """LARGE where a value times a key times 2^LIMIT leaves fp32, by channel: normalised keys shrink in what they write, not
-    in KR."""
-    return gl.where(largest(b_v) > (2.0**10 if USE_L2NORM else 2.0**4), LARGE, 0)
+def one_each(b_bits):
+    """Bits by channel as one number a thread [128]."""
+    each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.convert_layout(gl.reduce(b_bits.reshape([128, b_bits.numel // 128]), 1, either), each)
 
 
 @gluon.jit
-def large_rows(b_k, b_q, USE_L2NORM: gl.constexpr):
-    """LARGE where a key or query times 2^LIMIT leaves fp32, by channel."""
-    return gl.where(gl.maximum(largest(b_k), largest(b_q)) > (2.0**10 if USE_L2NORM else 2.0**5), LARGE, 0)
+def large_values(b_v, USE_L2NORM: gl.constexpr):
+    """LARGE where a value times a key times 2^LIMIT leaves fp32: normalised keys shrink in what they write, not in KR."""
+    return one_each(gl.where(largest(b_v) > (2.0**10 if USE_L2NORM else 2.0**4), LARGE, 0))
+
+
+@gluon.jit
+def large_rows(s, slot, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
+    """LARGE where a row times 2^LIMIT does, from the squares of their norms."""
+    squares = s.square._reinterpret(gl.float32, [SLOTS, 4 * C], VECTOR).index(slot)
+    b_square = gl.abs(squares.load(gl.BlockedLayout([1], [32], [4], [0])))
+    return gl.where(b_square > (2.0**20 if USE_L2NORM else 2.0**12), LARGE, 0)
 
 
 @gluon.jit
@@ -219,10 +217,10 @@ def window_size(b_g, o_t, limit):
 
 
 @gluon.jit
-def factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, K: gl.constexpr, SLOTS: gl.constexpr,
+def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr,
                  GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
     """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on the
-    factors do not hold what they should. `b_large` has LARGE where values are too large."""
+    factors do not hold what they should."""
     P: gl.constexpr = K // PANEL
     W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16  # rows of 128 bytes of g for each of KR
     L: gl.constexpr = tile(K)
@@ -233,20 +231,22 @@ def factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, K: gl.constex
     KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W, P, 2, 16, PANEL], TILES).index(slot * W)
     keys = kq.slice(0, 2, dim=1)
     queries = kq.slice(2, 2, dim=1)
+    values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES).index(slot)
     if tokens < C:
+        clear_rows(values, tokens, 0.0, tile(V))
         clear_rows(keys, tokens, 0.0, L)
         clear_rows(queries, tokens, 0.0, L)
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), G)
         fence_async_shared()
     b_G = start_squares(s.kq, slot, P)
-    channels: gl.constexpr = gl.SliceLayout(2, L)
-    b_bits = b_large | gl.convert_layout(large_rows(keys.load(L), queries.load(L), USE_L2NORM), channels)
+    b_large = large_values(values.load(tile(V)), USE_L2NORM)
     b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
     s.square.index(slot * 2).store(b_kk)
     s.square.index(slot * 2 + 1).store(b_qq)
     b_sum = gl.associative_scan(log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 2, add)
     b_tot = gl.reduce(b_sum, 2, last_of)
-    found = any_bits(b_bits | gl.where(b_tot < -LIMIT, OUT, gl.where(b_tot < -SAFE, FAR, 0)))
+    b_far = one_each(gl.where(b_tot < -LIMIT, OUT, gl.where(b_tot < -SAFE, FAR, 0)))
+    found = any_bits(b_far | b_large | large_rows(s, slot, SLOTS, USE_L2NORM))
     s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
     o_side = gl.arange(0, 2, along(gl.SliceLayout(2, L), 1))[None, :, None]
     b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
@@ -301,28 +301,24 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
 
 @gluon.jit
 def factor(
-    s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound,
-    K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, GATE: gl.constexpr, HAS_BIAS: gl.constexpr,
+    s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, WHICH: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr, GATE: gl.constexpr, HAS_BIAS: gl.constexpr,
     USE_L2NORM: gl.constexpr,
 ):  # fmt: skip
     """With E_t the log decay between the middle of a chunk and token t: KL = k exp(E), QL = q exp(E), KR = k exp(-E).
 
     KL_i . KR_j is then k_i . k_j decayed from j to i, and a state decayed to the middle is all that state needs. Where
     E would leave the range of fp32, the chunk goes through the ring in windows: the same slot, again and again, with
-    the rows outside a window zero.
+    the rows outside a window zero. Chunks = WHICH modulo FACTORS are this one's.
     """
-    values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES)
     a, b_bias = load_head(p_A_log, p_dt_bias, s_dt_d, GATE, HAS_BIAS, K)
-    slot = 0
+    slot = WHICH
     full = 0
     again = 0
-    for t0 in range(bos, eos, C):
+    for t0 in range(bos + WHICH * C, eos, FACTORS * C):
         tokens = eos - t0
         full = wait(s.full, slot, full)
-        if tokens < C:
-            clear_rows(values.index(slot), tokens, 0.0, tile(V))
-        b_large = over_channels(large_values(values.index(slot).load(tile(V)), USE_L2NORM), K, V)
-        found = factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, K, SLOTS, GATE, USE_L2NORM)
+        found = factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K, V, SLOTS, GATE, USE_L2NORM)
         if found < LARGE + FAR:
             set_window(s, slot, WHOLE)
         else:
@@ -343,4 +339,4 @@ def factor(
                 first += size
         fence_async_shared()
         commit(s.factored, slot)
-        slot = next_slot(slot, 1, SLOTS)
+        slot = next_slot(slot, FACTORS, SLOTS)

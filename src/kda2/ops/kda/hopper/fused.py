@@ -50,7 +50,7 @@ def kda_fused(
     s_first_n: gl.int64, s_first_h: gl.int64, s_first_k, s_first_v,
     s_last_n: gl.int64, s_last_h: gl.int64, s_last_k, s_last_v,
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, VS: gl.constexpr, V: gl.constexpr,
-    SLOTS: gl.constexpr, SCORES: gl.constexpr, TERMS: gl.constexpr,
+    SLOTS: gl.constexpr, FACTORS: gl.constexpr, TERMS: gl.constexpr,
     GATE: gl.constexpr, HAS_BIAS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
     HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr, RANKED: gl.constexpr,
     FACTOR_REGS: gl.constexpr, SCORE_REGS: gl.constexpr,
@@ -61,7 +61,7 @@ def kda_fused(
               dt_bias [HV, K], initial state [N, HV, K, VS V] in either layout.
     Writes:   o [B, T, HV, VS V] (through TMA but for the last tokens of a packed sequence), final state.
     Grid:     N * HV * VS, the longest of at most RANKED packed sequences first.
-    Assumes:  descriptors as [B, heads, T, channels] with boxes [1, 1, 32, channels]; SLOTS a multiple of SCORES;
+    Assumes:  descriptors as [B, heads, T, channels] with boxes [1, 1, 32, channels]; SLOTS a multiple of FACTORS;
               num_warps = V / 16.
     Source:   Kimi Linear (arXiv 2510.26692), chunkwise form with the decay anchored at the middle of a chunk.
     """
@@ -86,19 +86,18 @@ def kda_fused(
     p_o += i_hv * s_o_h + i_v * V
     p_first += i_n * s_first_n + i_hv * s_first_h + i_v * V * s_first_v
     p_last += i_n * s_last_n + i_hv * s_last_h + i_v * V * s_last_v
-    s = allocate(q_desc.dtype, g_desc.dtype, K, V, SLOTS, SCORES, TERMS)
+    s = allocate(q_desc.dtype, g_desc.dtype, K, V, SLOTS, TERMS)
     source = Source(q_desc, k_desc, v_desc, g_desc, i_b, i_h, i_hv, i_v)
     gl.warp_specialize(
         [
             (state, (s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
                      bos, eos, rest, K, V, SLOTS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
-            (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, K, V, SLOTS, GATE, HAS_BIAS,
-                      USE_L2NORM)),
-            (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, 0, K, SLOTS, SCORES, TERMS, USE_L2NORM,
-                     USE_SIGMOID)),
-            (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, 1, K, SLOTS, SCORES, TERMS, USE_L2NORM,
-                     USE_SIGMOID)),
-        ][: 2 + SCORES],
-        [4, 4, 4][: 1 + SCORES],
-        [FACTOR_REGS, SCORE_REGS, SCORE_REGS][: 1 + SCORES],
+            (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, K, SLOTS, TERMS, USE_L2NORM, USE_SIGMOID)),
+            (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, 0, K, V, SLOTS, FACTORS, GATE,
+                      HAS_BIAS, USE_L2NORM)),
+            (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, 1, K, V, SLOTS, FACTORS, GATE,
+                      HAS_BIAS, USE_L2NORM)),
+        ][: 2 + FACTORS],
+        [4, 4, 4][: 1 + FACTORS],
+        [SCORE_REGS, FACTOR_REGS, FACTOR_REGS][: 1 + FACTORS],
     )  # fmt: skip

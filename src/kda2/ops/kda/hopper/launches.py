@@ -73,7 +73,7 @@ def _launch(call: Call, o: Tensor, final: Tensor | None, configs: Configs | None
     N, HV = call.sequences, call.heads
     is_packed = call.cu_seqlens is not None
     none = call.beta  # in place of a tensor that the kernel does not touch
-    warps = config.num_warps + 4 * (1 + tiles["SCORES"])
+    warps = config.num_warps + 4 * (1 + tiles["FACTORS"])
     args = {
         "q_desc": _descriptor(call.q, K), "k_desc": _descriptor(call.k, K), "v_desc": _descriptor(call.v, BV),
         "g_desc": _descriptor(call.g, K), "o_desc": _descriptor(o, BV),
@@ -91,7 +91,7 @@ def _launch(call: Call, o: Tensor, final: Tensor | None, configs: Configs | None
         **_state_strides("first", call.initial_state, options.state_layout),
         **_state_strides("last", final, options.state_layout),
         "H": call.q.shape[2], "HV": HV, "K": K, "VS": V // BV, "V": BV,
-        "SLOTS": tiles["SLOTS"], "SCORES": tiles["SCORES"], "TERMS": _terms(call),
+        "SLOTS": tiles["SLOTS"], "FACTORS": tiles["FACTORS"], "TERMS": _terms(call),
         "GATE": gate.kind, "HAS_BIAS": gate.dt_bias is not None, "USE_L2NORM": options.qk_l2norm,
         "USE_SIGMOID": options.beta_sigmoid, "HAS_FIRST": call.initial_state is not None,
         "STORE_LAST": final is not None, "IS_PACKED": is_packed, "RANKED": RANKED if is_packed and N <= RANKED else 0,

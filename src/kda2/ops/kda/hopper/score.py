@@ -20,8 +20,8 @@ def load_beta(p_beta, s_beta_t, t0, eos):
 
 @gluon.jit
 def score_chunk(
-    s, slot, tokens, b_raw, scale, beta_scale, WHICH: gl.constexpr, K: gl.constexpr, SLOTS: gl.constexpr,
-    SCORES: gl.constexpr, TERMS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
+    s, slot, tokens, b_raw, scale, beta_scale, K: gl.constexpr, SLOTS: gl.constexpr,
+    TERMS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
 ):  # fmt: skip
     """A = strict_tril(diag(beta / |k|^-2) KL KR^T), Y = (I + A)^-1, Tm = Y diag(beta |k|^-1) below its diagonal, which
     state applies in fp32; Aqk = tril(QL KR^T), whose diagonal is q . k as it came.
@@ -60,40 +60,39 @@ def score_chunk(
     b_S = gl.where(o_t[:, None] > o_j[None, :], b_S * b_row[:, None], 0.0)
     b_S = gl.where((o_t[:, None] == o_j[None, :]) & (~is_key)[:, None], b_self[:, None], b_S)
     scores.store(b_S.to(gl.bfloat16))
-    split(b_S, s.D, s.N, s.A.index(WHICH), o_t, o_j, WHICH, SCORES)
+    split(b_S, s.D, s.N, s.A, o_t, o_j)
     low = s.low.index(slot if TERMS == 2 else 0)
-    solve(s, bnorm, scores.slice(0, C), low, WHICH, SCORES, TERMS)
+    solve(s, bnorm, scores.slice(0, C), low, TERMS)
 
 
 @gluon.jit
 def score(
-    s, p_beta, s_beta_t, bos, eos, scale, beta_scale, WHICH: gl.constexpr, K: gl.constexpr, SLOTS: gl.constexpr,
-    SCORES: gl.constexpr, TERMS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
+    s, p_beta, s_beta_t, bos, eos, scale, beta_scale, K: gl.constexpr, SLOTS: gl.constexpr, TERMS: gl.constexpr,
+    USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
 ):  # fmt: skip
-    """The scores of chunks = WHICH modulo SCORES."""
+    """The scores of all chunks, in order."""
     zero = gl.zeros([2, 16, 16], gl.float32, gl.BlockedLayout([1, 1, 4], [1, 8, 4], [2, 2, 1], [2, 1, 0]))
-    s.YT.index(WHICH).store(zero)  # what lies right of the diagonal blocks stays zero
-    s.YR.index(WHICH).store(zero)
-    t0 = bos + WHICH * C
+    s.YT.store(zero)  # what lies right of the diagonal blocks stays zero
+    s.YR.store(zero)
+    t0 = bos
     b_beta = load_beta(p_beta, s_beta_t, t0, eos)
-    slot = WHICH
+    slot = 0
     factored = 0
     while t0 < eos:
-        b_next = load_beta(p_beta, s_beta_t, t0 + SCORES * C, eos)
+        b_next = load_beta(p_beta, s_beta_t, t0 + C, eos)
         factored = wait(s.factored, slot, factored)
         more = window_of(s, slot, 4) & MORE
-        score_chunk(s, slot, eos - t0, b_beta, scale, beta_scale, WHICH, K, SLOTS, SCORES, TERMS, USE_L2NORM,
-                    USE_SIGMOID)  # fmt: skip
+        score_chunk(s, slot, eos - t0, b_beta, scale, beta_scale, K, SLOTS, TERMS, USE_L2NORM, USE_SIGMOID)
         fence_async_shared()
         commit(s.ready, slot)
         if more == 0:
-            t0 += SCORES * C
+            t0 += C
             b_beta = b_next
-            slot = next_slot(slot, SCORES, SLOTS)
+            slot = next_slot(slot, 1, SLOTS)
 
 
 @gluon.jit
-def split(b_A, D, N, A, o_t, o_j, WHICH: gl.constexpr, SCORES: gl.constexpr):
+def split(b_A, D, N, A, o_t, o_j):
     """Store the parts of A [2 C, C] that `solve` takes: D, its 8x8 diagonal blocks by columns; N, the blocks left of
     them; A, the 16x16 block left of the second diagonal one."""
     i8 = (o_t // 8)[:, None]
@@ -101,9 +100,9 @@ def split(b_A, D, N, A, o_t, o_j, WHICH: gl.constexpr, SCORES: gl.constexpr):
     b_D = gl.sum(gl.where(i8 == j8, b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
     b_N = gl.sum(gl.where(i8 == (j8 ^ 1), b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
     b_A = gl.sum(gl.where(i8 // 2 != j8 // 2, b_A, 0.0).reshape([2 * C, 2, 16]), axis=1)
-    blocks = D._reinterpret(gl.float32, [SCORES, 8, 8, 8], CUBE).index(WHICH)
+    blocks = D._reinterpret(gl.float32, [8, 8, 8], CUBE)
     blocks.permute((1, 2, 0)).store(b_D.reshape([8, 8, 8]))
-    left = N._reinterpret(gl.float32, [SCORES, 2, 4, 8, 8], ROWS8_4D).index(WHICH)
+    left = N._reinterpret(gl.float32, [2, 4, 8, 8], ROWS8_4D)
     left.permute((1, 0, 2, 3)).store(b_N.reshape([4, 2, 8, 8]))
     A.store(b_A)
 
@@ -157,7 +156,7 @@ def recomputed(x):
 
 
 @gluon.jit
-def solve(s, bnorm, Tm, low, WHICH: gl.constexpr, SCORES: gl.constexpr, TERMS: gl.constexpr):
+def solve(s, bnorm, Tm, low, TERMS: gl.constexpr):
     """Tm^T = strict_upper(Y^T), its rows times beta |k|^-1, where Y = (I + A)^-1: 8x8 blocks by forward substitution,
     merged to 16 and to 32 rows with Y21 = -Y22 (A21 Y11). All in fp32."""
     L8: gl.constexpr = gl.BlockedLayout([1, 1, 8], [4, 8, 1], [1, 1, 4], [2, 1, 0])
@@ -165,36 +164,36 @@ def solve(s, bnorm, Tm, low, WHICH: gl.constexpr, SCORES: gl.constexpr, TERMS: g
     o_r = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L8)))[None, None, :]
     b_Y = gl.where(o_r == o_c, 1.0, gl.zeros([4, 8, 8], gl.float32, L8))
     for j in gl.static_range(7):
-        b_a = s.D.index(WHICH * 8 + j).slice(0, 4).load(gl.SliceLayout(1, L8))[:, None, :]
+        b_a = s.D.index(j).slice(0, 4).load(gl.SliceLayout(1, L8))[:, None, :]
         b_y = gl.convert_layout(element(b_Y, j), gl.SliceLayout(2, L8))[:, :, None]
         b_Y = gl.where(o_r > j, b_Y - b_a * b_y, b_Y)
     b_Y = b_Y.reshape([2, 2, 8, 8])  # [pair, which of it, column, row]
-    s.columns._reinterpret(gl.float32, [SCORES, 2, 2, 8, 8], ROWS8_4D).index(WHICH).permute((1, 0, 2, 3)).store(b_Y)
-    s.rows._reinterpret(gl.float32, [SCORES, 2, 2, 8, 8], ROWS8_4D).index(WHICH).permute((1, 0, 3, 2)).store(b_Y)
+    s.columns._reinterpret(gl.float32, [2, 2, 8, 8], ROWS8_4D).permute((1, 0, 2, 3)).store(b_Y)
+    s.rows._reinterpret(gl.float32, [2, 2, 8, 8], ROWS8_4D).permute((1, 0, 3, 2)).store(b_Y)
 
-    YT = s.YT.index(WHICH)  # both 16x16 diagonal blocks by columns
-    YR = s.YR.index(WHICH)  # and by rows
+    YT = s.YT  # both 16x16 diagonal blocks by columns
+    YR = s.YR  # and by rows
     L3: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 4, 8], [2, 2, 1], [2, 1, 0])
     for h in gl.static_range(2):
-        YT.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.columns.index(WHICH * 2 + h).load(L3))
-        YR.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.rows.index(WHICH * 2 + h).load(L3))
-    Z8 = s.Z8.index(WHICH)
-    Z8.permute((0, 2, 1)).store(product8(s.N.index(WHICH * 2 + 1).slice(0, 2), s.columns.index(WHICH * 2)))
-    b_Y21 = -product8(s.rows.index(WHICH * 2 + 1), Z8)
+        YT.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.columns.index(h).load(L3))
+        YR.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.rows.index(h).load(L3))
+    Z8 = s.Z8
+    Z8.permute((0, 2, 1)).store(product8(s.N.index(1).slice(0, 2), s.columns.index(0)))
+    b_Y21 = -product8(s.rows.index(1), Z8)
     YT.slice(0, 8, dim=1).slice(8, 8, dim=2).permute((0, 2, 1)).store(b_Y21)
     YR.slice(8, 8, dim=1).slice(0, 8, dim=2).store(b_Y21)
 
-    by_columns = s.YT._reinterpret(gl.float32, [SCORES * 2, 16, 16], ROWS16)
-    by_rows = s.YR._reinterpret(gl.float32, [SCORES * 2, 16, 16], ROWS16)
-    Z = s.Z.index(WHICH)
-    Z.permute((1, 0)).store(product16(s.A.index(WHICH).slice(16, 16), by_columns.index(WHICH * 2)))
-    b_Y21 = -product16(by_rows.index(WHICH * 2 + 1), Z)
+    by_columns = s.YT._reinterpret(gl.float32, [2, 16, 16], ROWS16)
+    by_rows = s.YR._reinterpret(gl.float32, [2, 16, 16], ROWS16)
+    Z = s.Z
+    Z.permute((1, 0)).store(product16(s.A.slice(16, 16), by_columns.index(0)))
+    b_Y21 = -product16(by_rows.index(1), Z)
     L: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0])
     o_j = gl.arange(0, 16, gl.SliceLayout(1, L))
     o_i = gl.arange(0, 16, gl.SliceLayout(0, L))
     for p in gl.static_range(2):
         b_n = bnorm.slice(p * 16, 16).load(gl.SliceLayout(1, L))[:, None]
-        b_Tm = gl.where(o_i[None, :] > o_j[:, None], by_columns.index(WHICH * 2 + p).load(L) * b_n, 0.0)
+        b_Tm = gl.where(o_i[None, :] > o_j[:, None], by_columns.index(p).load(L) * b_n, 0.0)
         store_terms(Tm.slice(p * 16, 16).slice(p * 16, 16, dim=1), low.slice(p * 16, 16).slice(p * 16, 16, dim=1),
                     b_Tm, TERMS)  # fmt: skip
     none = gl.zeros([16, 16], gl.float32, L)

@@ -150,7 +150,7 @@ def set_window(s, slot, window):
 
 @gluon.jit
 def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr,
-             SCORES: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
+             TERMS: gl.constexpr):  # fmt: skip
     """All shared memory of a CTA, V channels wide."""
     P: gl.constexpr = K // PANEL
     kq = gl.allocate_shared_memory(dtype, [SLOTS * P, 2 * C, PANEL], ROWS)
@@ -164,15 +164,15 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     decays = gl.allocate_shared_memory(gl.float32, [SLOTS, 2, P, PANEL], CUBE)
     window = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], VECTOR)
     o = gl.allocate_shared_memory(dtype, [C, V], ROWS)
-    D = gl.allocate_shared_memory(gl.float32, [SCORES * 8, 8, 8], MATRIX)
-    N = gl.allocate_shared_memory(gl.float32, [SCORES * 2, 4, 8, 8], ROWS8)
-    A = gl.allocate_shared_memory(gl.float32, [SCORES, 2 * C, 16], ROWS16)
-    columns = gl.allocate_shared_memory(gl.float32, [SCORES * 2, 2, 8, 8], ROWS8)
-    rows = gl.allocate_shared_memory(gl.float32, [SCORES * 2, 2, 8, 8], ROWS8)
-    Z8 = gl.allocate_shared_memory(gl.float32, [SCORES, 2, 8, 8], ROWS8)
-    YT = gl.allocate_shared_memory(gl.float32, [SCORES, 2, 16, 16], ROWS16_3D)
-    YR = gl.allocate_shared_memory(gl.float32, [SCORES, 2, 16, 16], ROWS16_3D)
-    Z = gl.allocate_shared_memory(gl.float32, [SCORES, 16, 16], ROWS16)
+    D = gl.allocate_shared_memory(gl.float32, [8, 8, 8], MATRIX)
+    N = gl.allocate_shared_memory(gl.float32, [2, 4, 8, 8], ROWS8)
+    A = gl.allocate_shared_memory(gl.float32, [2 * C, 16], ROWS16)
+    columns = gl.allocate_shared_memory(gl.float32, [2, 2, 8, 8], ROWS8)
+    rows = gl.allocate_shared_memory(gl.float32, [2, 2, 8, 8], ROWS8)
+    Z8 = gl.allocate_shared_memory(gl.float32, [2, 8, 8], ROWS8)
+    YT = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS16_3D)
+    YR = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS16_3D)
+    Z = gl.allocate_shared_memory(gl.float32, [16, 16], ROWS16)
     full = signals(SLOTS)
     factored = signals(SLOTS)
     ready = signals(SLOTS)
