@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from kda2.backends.gluon import barrier, commit, next_slot, wait
 from kda2.ops.kda.hopper.slots import (
     LOG2E,
+    MATRIX,
     MORE,
     PANEL,
     TILES,
@@ -64,11 +65,16 @@ def largest(x):
 
 
 @gluon.jit
+def as_factor(b_x, dtype: gl.constexpr):
+    """An fp32 factor as `times` takes it: for bf16 operands in bf16."""
+    return b_x.to(gl.bfloat16) if dtype == gl.bfloat16 else b_x
+
+
+@gluon.jit
 def times(b_x, b_factor):
-    """x times an fp32 factor, in bf16; bf16 operands two an instruction."""
+    """x times a factor, in bf16; bf16 operands two an instruction."""
     if b_x.dtype == gl.bfloat16:
-        b_bf16 = b_factor.to(gl.bfloat16)
-        return gl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [b_x, b_bf16], gl.bfloat16, True, 2)
+        return gl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [b_x, b_factor], gl.bfloat16, True, 2)
     else:
         return (b_x.to(gl.float32) * b_factor).to(gl.bfloat16)
 
@@ -190,6 +196,12 @@ def one_each(b_bits):
 
 
 @gluon.jit
+def how_far(b_tot):
+    """OUT where the log decay between the anchor and an end of the chunk leaves LIMIT, FAR where it leaves SAFE."""
+    return gl.where(b_tot < -LIMIT, OUT, gl.where(b_tot < -SAFE, FAR, 0))
+
+
+@gluon.jit
 def large_values(b_v, USE_L2NORM: gl.constexpr):
     """LARGE where a value times a key times 2^LIMIT leaves fp32: normalised keys shrink in what they write, not in KR."""
     return one_each(gl.where(largest(b_v) > (2.0**10 if USE_L2NORM else 2.0**4), LARGE, 0))
@@ -239,23 +251,34 @@ def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), G)
         fence_async_shared()
     b_G = start_squares(s.kq, slot, P)
+    channels: gl.constexpr = gl.SliceLayout(2, L)
+    o_side = gl.arange(0, 2, along(channels, 1))[None, :, None]
     b_large = large_values(values.load(tile(V)), USE_L2NORM)
     b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
     s.square.index(slot * 2).store(b_kk)
     s.square.index(slot * 2 + 1).store(b_qq)
     b_sum = gl.associative_scan(log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 2, add)
     b_tot = gl.reduce(b_sum, 2, last_of)
-    b_far = one_each(gl.where(b_tot < -LIMIT, OUT, gl.where(b_tot < -SAFE, FAR, 0)))
-    found = any_bits(b_far | b_large | large_rows(s, slot, SLOTS, USE_L2NORM))
-    s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
-    o_side = gl.arange(0, 2, along(gl.SliceLayout(2, L), 1))[None, :, None]
     b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
+    b_large |= large_rows(s, slot, SLOTS, USE_L2NORM)
+    found = any_bits(one_each(how_far(b_tot)) | b_large)
+    if found >= OUT:
+        # an anchor off the middle, where the decay is half of the chunk's, may do
+        s.decays.index(slot).permute((1, 0, 2)).store(b_tot)
+        by_half = s.decays._reinterpret(gl.float32, [SLOTS * 2, P, PANEL], MATRIX)
+        b_first = by_half.index(slot * 2).load(gl.SliceLayout(1, channels))[:, None, :]
+        b_second = by_half.index(slot * 2 + 1).load(gl.SliceLayout(1, channels))[:, None, :]
+        b_tot = gl.zeros_like(b_tot) + 0.5 * (b_first + b_second)
+        b_E += (b_first - b_tot)[:, :, None, :]
+        found = any_bits(one_each(how_far(b_tot)) | b_large)
+    s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
+    b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
+    b_R = as_factor(gl.exp2(-b_E), s.kq.dtype)
     b_q = queries.load(L)
     b_k = keys.load(L)
-    b_L = gl.exp2(b_E)
     factors.slice(2, 2, dim=1).store(times(b_q, b_L))
     factors.slice(0, 2, dim=1).store(times(b_k, b_L))
-    KR.store(times(b_k, gl.exp2(-b_E)))
+    KR.store(times(b_k, b_R))
     return found
 
 
@@ -293,9 +316,10 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
     b_k = gl.where(inside, b_k, gl.zeros_like(b_k))
     b_q = kq.slice(2, 2, dim=1).load(L)
     b_q = gl.where(inside, b_q, gl.zeros_like(b_q))
-    factors.slice(2, 2, dim=1).store(times(b_q, gl.exp2(b_E)))
-    factors.slice(0, 2, dim=1).store(times(b_k, gl.exp2(b_E)))
-    KR.store(times(b_k, gl.exp2(-b_E)))
+    b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
+    factors.slice(2, 2, dim=1).store(times(b_q, b_L))
+    factors.slice(0, 2, dim=1).store(times(b_k, b_L))
+    KR.store(times(b_k, as_factor(gl.exp2(-b_E), s.kq.dtype)))
     return size
 
 
