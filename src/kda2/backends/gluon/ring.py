@@ -1,8 +1,8 @@
 """A ring of slots in shared memory that warp roles hand to each other.
 
-Each hand-over is a signal: one mbarrier a slot. A producer acquires a slot that its last reader has released, fills it
-and commits; a consumer waits, reads, and releases (or commits to the next role). Every role keeps an int of parities,
-one bit a slot, for each signal it waits on: a slot may be handed over any number of times on its way round.
+Each hand-over is a signal: one mbarrier a slot. A producer fills a slot and commits it; a consumer waits, reads, and commits to the next role or
+releases it for another turn. A role that sees every signal of every slot keeps an int of parities, one bit a slot: a slot
+may be handed over any number of times on its way round. Roles that take turns count how often the ring went round.
 """
 
 import triton.experimental.gluon as gluon
@@ -27,9 +27,9 @@ def wait(bars, slot, parities):
 
 
 @gluon.jit
-def acquire(bars, slot, turn):
-    """Wait until a slot is free for the `turn`-th time round the ring, counted from 0, when all are."""
-    mbarrier.wait(bars.index(slot), (turn & 1) ^ 1)
+def wait_turn(bars, slot, turn):
+    """Wait for the slot's signal on the `turn`-th way round the ring, counted from 0, where each gives one."""
+    mbarrier.wait(bars.index(slot), turn & 1)
 
 
 @gluon.jit

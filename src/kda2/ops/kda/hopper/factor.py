@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kda2.backends.gluon import barrier, commit, next_slot, wait
+from kda2.backends.gluon import barrier, commit, wait, wait_turn
 from kda2.ops.kda.hopper.slots import (
     LOG2E,
     MATRIX,
@@ -336,12 +336,14 @@ def factor(
     the rows outside a window zero. Chunks = WHICH modulo FACTORS are this one's.
     """
     a, b_bias = load_head(p_A_log, p_dt_bias, s_dt_d, GATE, HAS_BIAS, K)
-    slot = WHICH
-    full = 0
+    chunks = (eos - bos + C - 1) // C
     again = 0
-    for t0 in range(bos + WHICH * C, eos, FACTORS * C):
+    turn = 0  # of windows
+    for n in range(WHICH, chunks, FACTORS):
+        slot = n % SLOTS
+        t0 = bos + n * C
         tokens = eos - t0
-        full = wait(s.full, slot, full)
+        wait_turn(s.full, slot, n // SLOTS)
         found = factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K, V, SLOTS, GATE, USE_L2NORM)
         if found < LARGE + FAR:
             set_window(s, slot, WHOLE)
@@ -350,17 +352,17 @@ def factor(
             size = 0
             first = 0
             while first < C:
-                if first > 0:
-                    fence_async_shared()
-                    commit(s.factored, slot)
-                    again = wait(s.again, slot, again)
                 fence_async_shared()
                 barrier()
-                load(s, source, slot, t0, K, 0, SLOTS)
-                full = wait(s.full, slot, full)
+                load(s, source, slot, s.reloaded.index(WHICH), t0, K, 0, SLOTS)
+                wait_turn(s.reloaded, WHICH, turn)
                 size = factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K, SLOTS, GATE)
                 set_window(s, slot, first + (size << 8) + gl.where(first + size < C, MORE, 0))
                 first += size
+                if first < C:
+                    fence_async_shared()
+                    commit(s.factored, slot)
+                    again = wait(s.again, WHICH, again)
+                turn += 1
         fence_async_shared()
         commit(s.factored, slot)
-        slot = next_slot(slot, FACTORS, SLOTS)

@@ -61,8 +61,7 @@ def kda_fused(
               dt_bias [HV, K], initial state [N, HV, K, VS V] in either layout.
     Writes:   o [B, T, HV, VS V] (through TMA but for the last tokens of a packed sequence), final state.
     Grid:     N * HV * VS, the longest of at most RANKED packed sequences first.
-    Assumes:  descriptors as [B, heads, T, channels] with boxes [1, 1, 32, channels]; SLOTS a multiple of FACTORS;
-              num_warps = V / 16.
+    Assumes:  descriptors as [B, heads, T, channels] with boxes [1, 1, 32, channels]; num_warps = V / 16.
     Source:   Kimi Linear (arXiv 2510.26692), chunkwise form with the decay anchored at the middle of a chunk.
     """
     i_v = gl.program_id(0) % VS
@@ -86,12 +85,12 @@ def kda_fused(
     p_o += i_hv * s_o_h + i_v * V
     p_first += i_n * s_first_n + i_hv * s_first_h + i_v * V * s_first_v
     p_last += i_n * s_last_n + i_hv * s_last_h + i_v * V * s_last_v
-    s = allocate(q_desc.dtype, g_desc.dtype, K, V, SLOTS, TERMS)
+    s = allocate(q_desc.dtype, g_desc.dtype, K, V, SLOTS, FACTORS, TERMS)
     source = Source(q_desc, k_desc, v_desc, g_desc, i_b, i_h, i_hv, i_v)
     gl.warp_specialize(
         [
             (state, (s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
-                     bos, eos, rest, K, V, SLOTS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
+                     bos, eos, rest, K, V, SLOTS, FACTORS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
             (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, K, SLOTS, TERMS, USE_L2NORM, USE_SIGMOID)),
             (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, 0, K, V, SLOTS, FACTORS, GATE,
                       HAS_BIAS, USE_L2NORM)),

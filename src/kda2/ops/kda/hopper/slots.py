@@ -90,6 +90,7 @@ class Slots:
     factored: gl.shared_memory_descriptor
     ready: gl.shared_memory_descriptor
     again: gl.shared_memory_descriptor
+    reloaded: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
     def __init__(self, *parts):
@@ -123,9 +124,9 @@ def chunk_bytes(s, K, V):
 
 
 @gluon.jit
-def load(s, source, slot, t0, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr):
-    """Start the copies of a chunk's k, q and g into a slot, and of V channels of v unless V is 0."""
-    full = s.full.index(slot)
+def load(s, source, slot, full, t0, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr):
+    """Start the copies of a chunk's k, q and g into a slot, and of V channels of v unless V is 0; they count on the
+    barrier `full`."""
     mbarrier.expect(full, chunk_bytes(s, K, V))
     kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, 2 * C, K], ROWS).index(slot)
     tma.async_copy_global_to_shared(source.k_desc, [source.i_b, source.i_h, t0, 0], full, kq.slice(0, C))
@@ -150,7 +151,7 @@ def set_window(s, slot, window):
 
 @gluon.jit
 def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr,
-             TERMS: gl.constexpr):  # fmt: skip
+             FACTORS: gl.constexpr, TERMS: gl.constexpr):  # fmt: skip
     """All shared memory of a CTA, V channels wide."""
     P: gl.constexpr = K // PANEL
     kq = gl.allocate_shared_memory(dtype, [SLOTS * P, 2 * C, PANEL], ROWS)
@@ -176,6 +177,7 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     full = signals(SLOTS)
     factored = signals(SLOTS)
     ready = signals(SLOTS)
-    again = signals(SLOTS)
+    again = signals(FACTORS)
+    reloaded = signals(FACTORS)
     return Slots(kq, g, v, scores, low, norm, bnorm, square, decays, window, o, D, N, A, columns, rows, Z8, YT, YR, Z,
-                 full, factored, ready, again)  # fmt: skip
+                 full, factored, ready, again, reloaded)  # fmt: skip

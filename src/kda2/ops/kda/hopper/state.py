@@ -38,8 +38,8 @@ def multiply(b_a, b, b_acc, WARPS: gl.constexpr, TERMS: gl.constexpr):
 @gluon.jit
 def state(
     s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v, bos, eos, rest,
-    K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, TERMS: gl.constexpr, HAS_FIRST: gl.constexpr,
-    STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr, TERMS: gl.constexpr,
+    HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr,
 ):  # fmt: skip
     """Per chunk, with S the state decayed to the middle of the chunk, everything transposed [V, ..]:
 
@@ -62,9 +62,8 @@ def state(
     o_k = gl.arange(0, PANEL, gl.SliceLayout(0, L))
     o_t = gl.arange(0, C, token)
     p_rows = p_o + gl.arange(0, V, gl.SliceLayout(1, L_C))[:, None]
-    for slot in gl.static_range(SLOTS):
-        if bos + slot * C < eos:
-            load(s, source, slot, bos + slot * C, K, V, SLOTS)
+    for slot in range(0, gl.minimum((eos - bos + C - 1) // C, SLOTS)):
+        load(s, source, slot, s.full.index(slot), bos + slot * C, K, V, SLOTS)
     S = ()
     for p in gl.static_range(P):
         if HAS_FIRST:
@@ -115,11 +114,11 @@ def state(
         b_o = (b_O * b_qnorm[None, :]).to(s.o.dtype)
         more = window & MORE
         if more != 0:
-            release(s.again, slot)
+            release(s.again, (t0 - bos) // C % FACTORS)
         else:
             barrier()
             if t0 + SLOTS * C < eos:
-                load(s, source, slot, t0 + SLOTS * C, K, V, SLOTS)
+                load(s, source, slot, s.full.index(slot), t0 + SLOTS * C, K, V, SLOTS)
         if (window != WHOLE) | (IS_PACKED & (t0 + C > eos)):
             first = window & 255
             inside = (o_t >= first) & (o_t < first + ((window >> 8) & 255)) & (t0 + o_t < eos)
