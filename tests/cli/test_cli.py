@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_bench_narrows(tiny: Path, tmp_path: Path) -> None:
     (line,) = (tmp_path / "kda-tiny.jsonl").read_text().splitlines()
     record = json.loads(line)
     assert (record["impl"], record["case"]["gate"], record["samples"]) == ("kda2:torch", "strong", 1)
+
+
+def test_bench_gives_errors_of_a_family_and_times_none(tiny: Path, tmp_path: Path) -> None:
+    tiny.write_text(TINY + 'family = "repeated_keys"\ngate = "own"\n')
+    result = runner.invoke(app, ["bench", str(tiny), "--device", "cpu", "--out", str(tmp_path), "--impls", "torch"])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"H1-9-own-K16-V16-repeated_keys +kda2:torch +o \d\.\de-\d+, state \d\.\de-\d+\n", result.output)
+    assert " us" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,37 @@ def test_cold_starts_have_their_own_table(tmp_path: Path) -> None:
     assert "| H64-1024-weak | 20 | 150.0 |" in text
 
 
+def family(impl: str, name: str, o: float, state: float, **more: Any) -> str:
+    case = {**CASE, "family": name, "gate": "own"}
+    errors = {"rel_err": {"o": o, "state": state}, "limit": {"o": 6e-3, "state": 6e-3}, "status": "ok"}
+    return record(impl, None, case=case, **{**errors, **more})
+
+
+def test_families_have_errors_and_shares_of_a_peers(tmp_path: Path) -> None:
+    refused = {"rel_err": {}, "limit": None, "status": "unsupported(no such gate)"}
+    text = page(
+        tmp_path,
+        family("kda2:hopper", "random", 2e-3, 3e-3), family("flash_kda", "random", 4e-3, 2e-3),
+        family("kda2:hopper", "ragged", 2.003e-3, 0.0), family("flash_kda", "ragged", 2e-3, 0.0),
+        family("kda2:hopper", "deep_gate", 2e-3, 3e-3), family("flash_kda", "deep_gate", 0.0, 0.0, **refused),
+    )  # fmt: skip
+    assert "| case | limit | kda2:hopper | of flash_kda's | flash_kda |" in text
+    limit = "6.0e-03 / 6.0e-03"
+    assert f"| H64-1024-own-random | {limit} | 2.0e-03 / 3.0e-03 | 0.50 / 1.50 | 4.0e-03 / 2.0e-03 |" in text
+    assert f"| H64-1024-own-ragged | {limit} | 2.0e-03 / 0.0e+00 | 1.00 / 1.00 | 2.0e-03 / 0.0e+00 |" in text
+    assert f"| H64-1024-own-deep_gate | {limit} | 2.0e-03 / 3.0e-03 |  | unsupported(no such gate) |" in text
+    assert "kda2:hopper is no worse than flash_kda in 1 of the 2 cases that both answer." in text
+    assert "floor |" not in text
+
+
+def test_errors_of_two_runs_are_not_compared(tmp_path: Path) -> None:
+    text = page(
+        tmp_path, family("kda2:hopper", "random", 2e-3, 3e-3, run="r2"), family("flash_kda", "random", 1.0, 1.0)
+    )
+    assert "| 2.0e-03 / 3.0e-03 |  | 1.0e+00 / 1.0e+00 |" in text
+    assert "in 0 of the 0 cases" in text
+
+
 def speeds(suite: str, peer: str, pattern: str = "") -> set[bool]:
     """Whether `kda2:triton` was faster than a peer: what came out wherever one run measured both."""
     records = pages.newest(pages.load(ROOT / "benchmarks" / "records").suites[suite])

@@ -188,6 +188,7 @@ def test_selecting_cases() -> None:
         ({"v": 64}, "H4-1024-weak-V64"),
         ({"dtype": "fp32"}, "H4-1024-weak-fp32"),
         ({"state": "none"}, "H4-1024-weak-state-none"),
+        ({"family": "tiny_rows"}, "H4-1024-weak-tiny_rows"),
         ({"cold": True}, "H4-1024-weak-cold"),
         ({"kv_heads": 8, "k": 64, "dtype": "fp16", "cold": True}, "H4-1024-weak-HV8-K64-fp16-cold"),
     ],
@@ -210,8 +211,13 @@ def test_suites_that_measure_nothing_or_write_elsewhere(change: dict[str, Any], 
         suites.Suite.model_validate({**given, **change})
 
 
+def test_a_case_that_names_its_gate_has_no_other() -> None:
+    given = suite("kda", {**SMALL, "seqlens": [20]}, PREFILL | {"gate": "none"})
+    assert [case["gate"] for case in given.cases(["strong", "weak"])] == ["strong", "weak", "none"]
+
+
 def test_bad_suites(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match=r"one of \['kda-lineage', 'kda-prefill', 'kda-step'\]"):
+    with pytest.raises(InvalidValue, match=r"one of \['kda-errors', 'kda-lineage', 'kda-prefill', 'kda-step'\]"):
         suites.load_suite("kda-nothing")
     path = tmp_path / "bad.toml"
     path.write_text('suite = "x"\nop = "kda"\n')

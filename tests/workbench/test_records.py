@@ -45,6 +45,14 @@ def test_only_ok_records_have_times(status: str) -> None:
             record(status=status, **time)
 
 
+def test_a_family_has_errors_and_no_times() -> None:
+    case = {**CASE, "gate": "own", "family": "repeated_keys"}
+    line = json.loads(record(case=case, median_us=None, call_us=None, samples=0, limit={"o": 2e-3}).line())
+    assert "median_us" not in line and line["limit"] == {"o": 2e-3}
+    with pytest.raises(ValueError, match="rel_err of a family"):
+        record(case=case, median_us=None, call_us=None, rel_err={})
+
+
 def test_ok_needs_a_time_and_p95_needs_a_thousand_samples() -> None:
     with pytest.raises(ValueError, match="ok needs median_us"):
         record(median_us=None)

@@ -138,4 +138,6 @@ def _split(option: str, text: str | None) -> tuple[str, ...] | None:
 
 def _progress(r: BenchRecord) -> str:
     what = f"{r.median_us:9.1f} us" if r.median_us else escape(r.status)
+    if "family" in r.case and r.status == "ok":
+        what = ", ".join(f"{name} {error:.1e}" for name, error in r.rel_err.items())
     return f"  {case_name(r.case):<44} {r.impl:<14} {what}"

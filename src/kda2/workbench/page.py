@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,16 @@ the dtype of the state (`B16-fp32`), and its gate: `strong` forgets everything w
 hundreds of them and more, `mixed` does both in different heads, `none` never forgets. Keys and values have 128 channels
 and tensors are bf16 unless the name says otherwise.
 """
+
+_FAMILIES = """\
+Relative errors of o / state against the fp64 oracle on the probe families of `kda2.testing`; a case's name ends in its
+family. A family whose gates are its `own` takes no regime; lengths may be its own as well. Norms and the sigmoid of
+beta are left to the kernel wherever that is the same call. `limit` is what kda2 accepts of its own kernels; for inputs
+that amplify any rounding, such as repeated keys, that is twice the error of a reference with the same roundings. An
+error is no worse than a peer's if its share of that is at most 1.00.
+"""
+# What two digits show as 1.00.
+_NO_WORSE = 1.005
 
 
 class Records(NamedTuple):
@@ -95,10 +106,12 @@ def page(records: Records) -> str:
 
 
 def _suite(name: str, records: Sequence[BenchRecord]) -> str:
-    warm = [r for r in records if not r.case.get("cold")]
+    warm = [r for r in records if not (r.case.get("cold") or "family" in r.case)]
+    families = [r for r in records if "family" in r.case and not r.case.get("cold")]
     cold = [r for r in records if r.case.get("cold")]
     lines = [f"## {name}\n"]
     lines += _warm_table(warm) if warm else []
+    lines += [_FAMILIES, *_family_table(families)] if families else []
     if cold:
         lines += ["\nFirst call of a new process, kernel caches empty, in seconds:\n", *_grid(cold, _seconds)]
     lines += ["", *(f"- {text}" for text in _provenance(records)), ""]
@@ -127,6 +140,38 @@ def _warm_table(records: Sequence[BenchRecord]) -> list[str]:
     return [*lines, "", "Relative error of o / state against the fp64 oracle:", "", *_grid(records, _errors)]
 
 
+def _family_table(records: Sequence[BenchRecord]) -> list[str]:
+    """Errors down the families; beside each own implementation's their shares of the first peer's."""
+    impls, cases = _impls(records), _by_case(records)
+    base = next((i for i in impls if not i.startswith("kda2:")), None)
+    ours = [i for i in impls if base is not None and i.startswith("kda2:")]
+    heads = ["case", "limit", *(head for i in impls for head in ([i, f"of {base}'s"] if i in ours else [i]))]
+    rows = []
+    for name, row in cases.items():
+        cells = [name, next((_pair(r.limit.values()) for r in row.values() if r.limit), "")]
+        for impl in impls:
+            cells.append(_errors_or_why(row[impl]) if impl in row else "")
+            if impl in ours:
+                cells.append(" / ".join(f"{share:.2f}" for share in _shares(row, impl, base)))
+        rows.append(cells)
+    return [*_table(heads, rows), "", *(_no_worse(cases.values(), impl, base) for impl in ours)]
+
+
+def _no_worse(cases: Iterable[Mapping[str, BenchRecord]], impl: str, base: str | None) -> str:
+    both = [shares for row in cases if (shares := _shares(row, impl, base))]
+    fair = sum(max(shares) < _NO_WORSE for shares in both)
+    return f"{impl} is no worse than {base} in {fair} of the {len(both)} cases that both answer."
+
+
+def _shares(row: Mapping[str, BenchRecord], impl: str, base: str | None) -> list[float]:
+    """An implementation's errors in units of the base's, output by output; none across runs or without two answers."""
+    ours, theirs = row.get(impl), row.get(base or "")
+    if ours is None or theirs is None or ours.run != theirs.run or not ours.status == theirs.status == "ok":
+        return []
+    both = [(error, theirs.rel_err[name]) for name, error in ours.rel_err.items() if name in theirs.rel_err]
+    return [error / other if other else math.inf if error else 1.0 for error, other in both]
+
+
 def _grid(records: Sequence[BenchRecord], cell: Callable[[BenchRecord], str]) -> list[str]:
     """Cases down, implementations across."""
     impls = _impls(records)
@@ -141,7 +186,15 @@ def _host_time(record: BenchRecord) -> str:
 
 
 def _errors(record: BenchRecord) -> str:
-    return " / ".join(f"{e:.1e}" for e in record.rel_err.values())
+    return _pair(record.rel_err.values())
+
+
+def _errors_or_why(record: BenchRecord) -> str:
+    return _errors(record) if record.status == "ok" else record.status
+
+
+def _pair(errors: Iterable[float]) -> str:
+    return " / ".join(f"{e:.1e}" for e in errors)
 
 
 def _seconds(record: BenchRecord) -> str:

@@ -78,7 +78,8 @@ class BenchRecord(Record):
     Times are microseconds on the device: `median_us`, and `p95_us` where there are 1000 samples or more. `call_us` is
     the host's time for the same call; `host_paced` where the device had to wait for it. `floor_us` is what the device's
     measured ceilings allow. `peak_bytes` is what a call allocates beyond its inputs. `rel_err` is the relative L2 error
-    against an fp64 oracle, per output.
+    against an fp64 oracle, per output. A case with a `family` has errors and no times; `limit` is what kda2 accepts of
+    its own kernels there.
     """
 
     run: str
@@ -92,6 +93,7 @@ class BenchRecord(Record):
     call_us: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     host_paced: bool | None = None
     rel_err: dict[str, float] = Field(default_factory=dict)
+    limit: dict[str, float] | None = None
     floor_us: float | None = Field(default=None, allow_inf_nan=False)
     peak_bytes: int | None = None
     status: str
@@ -114,8 +116,8 @@ class BenchRecord(Record):
         if not _STATUS.fullmatch(self.status):
             raise ValueError(f"status must be ok, oom or unsupported(reason), got {self.status!r}")
         times = [name for name in _TIMES if getattr(self, name) is not None]
-        if self.status == "ok" and self.median_us is None:
-            raise ValueError("status ok needs median_us")
+        if self.status == "ok" and self.median_us is None and not ("family" in self.case and self.rel_err):
+            raise ValueError("status ok needs median_us, or rel_err of a family")
         if self.status == "ok" and not all(map(math.isfinite, self.rel_err.values())):
             raise ValueError(f"status ok needs finite errors, got {self.rel_err}")
         if self.status != "ok" and times:

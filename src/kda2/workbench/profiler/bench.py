@@ -1,4 +1,5 @@
 """Runs a suite: every case on every implementation, checked against the fp64 oracle and only then timed, turn by turn.
+A probe family's errors are all that is wanted of it.
 
 Records are written one by one as they are measured, so that stopping a run loses nothing it has finished.
 """
@@ -16,11 +17,12 @@ from torch import Tensor
 from kda2 import device
 from kda2.errors import InvalidType, InvalidValue
 from kda2.workbench import files
-from kda2.workbench.profiler import captured, environment
+from kda2.workbench.profiler import captured, environment, families
 from kda2.workbench.profiler.peers import OWN, Bound, NotServed, Peer, find
 from kda2.workbench.profiler.problems import (
     CapturedCase,
     Case,
+    FamilyCase,
     PrefillCase,
     Problem,
     StepCase,
@@ -97,6 +99,8 @@ def typed_case(op: str, case: dict[str, Any]) -> Case:
     model: type[Case] = StepCase if op == "kda_step" else PrefillCase
     if case.get("gate") == CAPTURED:
         model = CapturedCase
+    elif "family" in case:
+        model = FamilyCase
     try:
         return model.model_validate(case)
     except ValueError as e:
@@ -104,10 +108,12 @@ def typed_case(op: str, case: dict[str, Any]) -> Case:
 
 
 def problem_of(case: Case, where: torch.device, seed: int, capture: Path | None) -> Problem:
-    """The problem of a case; that of a captured call is the same for every seed, in memory of its own."""
+    """The problem of a case; that of a captured call or a family is the same for every seed, in memory of its own."""
     if isinstance(case, CapturedCase):
         assert capture is not None
         return captured.problem(case, capture, where)
+    if isinstance(case, FamilyCase):
+        return families.problem(case, where)
     return make_problem(case, where, seed)
 
 
@@ -115,6 +121,9 @@ def _measure(
     raw: dict[str, Any], plan: Plan, peers: Sequence[Peer], stamp: dict[str, Any], say: Callable[[str], None]
 ) -> Iterator[BenchRecord]:
     case = typed_case(plan.suite.op, raw)
+    if isinstance(case, FamilyCase):
+        yield from (_errors(peer, case, plan, stamp) for peer in peers)
+        return
     try:
         problems = _problems(case, plan)
         contenders = _checked(peers, problems, plan)
@@ -176,13 +185,38 @@ def _check(peer: Peer, problems: Sequence[Problem], want: dict[str, Tensor], pla
             got, contender.peak_bytes = _first_answer(contender.bound[0], problems[0], plan.where)
         contender.rel_err = {name: relative_error(x, want[name]) for name, x in problems[0].owned(got).items()}
         contender.status = judge(contender.rel_err, plan.suite.max_rel_err)
-    except torch.cuda.OutOfMemoryError:
-        contender.status = "oom"
-    except NotServed as e:
-        contender.status = f"unsupported({e})"
     except Exception as e:  # a peer may fail in any way; the run goes on and the record says how
-        contender.status = f"unsupported({type(e).__name__}: {_first_line(e)})"
+        contender.status = _refusal(e)
     return contender
+
+
+def _refusal(e: Exception) -> str:
+    if isinstance(e, torch.cuda.OutOfMemoryError):
+        return "oom"
+    return f"unsupported({e})" if isinstance(e, NotServed) else f"unsupported({type(e).__name__}: {_first_line(e)})"
+
+
+def _errors(peer: Peer, case: FamilyCase, plan: Plan, stamp: dict[str, Any]) -> BenchRecord:
+    """How far off an implementation is on a probe family, however far that is."""
+    if plan.where.type == "cuda":
+        torch.cuda.synchronize(plan.where)  # a device that one implementation broke is no fault of the next
+    found = families.Errors()
+    try:
+        found = families.judge(peer, case, plan.where)
+        status = found.wrong or judge(found.rel_err, plan.suite.max_rel_err)
+    except Exception as e:
+        status = _refusal(e)
+    return BenchRecord(
+        **stamp,
+        utc=environment.utc_now(),
+        case=case.model_dump(mode="json"),
+        impl=peer.name,
+        rel_err=found.rel_err,
+        limit=found.limit or None,
+        status=status,
+        version=peer.version,
+        source=peer.source,
+    )
 
 
 def _first_answer(bound: Bound, problem: Problem, where: torch.device) -> tuple[dict[str, Tensor], int | None]:

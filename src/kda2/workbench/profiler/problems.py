@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
 from torch import Tensor
 
 import kda2
 from kda2.ops.kda import spec
-from kda2.testing import error
+from kda2.testing import FAMILIES, error
 from kda2.workbench.profiler.suites import GateRegime, MadeRegime
 
 LOWER_BOUND = -5.0
@@ -115,7 +115,27 @@ class StepCase(_Case):
         return self.batch
 
 
-Case = PrefillCase | CapturedCase | StepCase
+class FamilyCase(_Case):
+    """A probe family of `kda2.testing`, `seqlens` long where it leaves lengths open. The gate is `own` where it has no
+    regime."""
+
+    gate: Literal["strong", "weak", "mixed", "none", "own"]
+    seqlens: tuple[PositiveInt]
+    family: str
+
+    @field_validator("family")
+    @classmethod
+    def _is_one(cls, name: str) -> str:
+        if name not in FAMILIES:
+            raise ValueError(f"no family {name!r} among {', '.join(FAMILIES)}")
+        return name
+
+    @property
+    def tokens(self) -> int:
+        return self.seqlens[0]
+
+
+Case = PrefillCase | CapturedCase | StepCase | FamilyCase
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from kda2.errors import InvalidValue
 from kda2.workbench.profiler.environment import checkout
 
-# Gates that a suite can make, and those of a call as a model made it.
+# Gates that a suite can make, those of a call as a model made it, and those that a probe family makes by itself.
 MadeRegime = Literal["strong", "weak", "mixed", "none"]
-GateRegime = Literal["strong", "weak", "mixed", "none", "captured"]
+GateRegime = Literal["strong", "weak", "mixed", "none", "captured", "own"]
 MADE_REGIMES: tuple[str, ...] = get_args(MadeRegime)
 REGIMES: tuple[str, ...] = get_args(GateRegime)
 # Records of test runs, which stand beside those of suites.
@@ -49,8 +49,13 @@ class Suite(BaseModel):
         return name
 
     def cases(self, gates: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Every case in every gate regime (those of the suite, or `gates`)."""
-        return [{**self.defaults, **case, "gate": gate} for case in self.case for gate in gates or self.gates]
+        """Every case in every gate regime (those of the suite, or `gates`), or in the one that it names itself."""
+        regimes = gates or self.gates
+        return [
+            {**self.defaults, **case, "gate": gate}
+            for case in self.case
+            for gate in ([case["gate"]] if "gate" in case else regimes)
+        ]
 
 
 def find_suite(name: str) -> Path:
@@ -82,8 +87,9 @@ def load_suite(name: str) -> Suite:
 
 def case_name(case: dict[str, Any]) -> str:
     """A short name to select cases by, e.g. "H64-8x1024-strong", "H96-1300+547+2048-weak", "H32-B256-bf16-strong".
-    What differs from the shipped suites' defaults follows: "H4-1024-weak-HV8-K64-V64-fp32-state-none". A captured call
-    ends in the hash of its file: "H4-1024-captured-3fa2b1c09d11"."""
+    What differs from the shipped suites' defaults follows: "H4-1024-weak-HV8-K64-V64-fp32-state-none". A probe family's
+    has its name: "H8-512-strong-tiny_rows". A captured call ends in the hash of its file:
+    "H4-1024-captured-3fa2b1c09d11"."""
     if "batch" in case:
         shape = f"B{case['batch']}-{case.get('state_dtype', 'fp32')}"
     else:
@@ -102,6 +108,7 @@ def _unusual(case: dict[str, Any]) -> Iterator[str]:
         ("v", 128, "V{}"),
         ("dtype", "bf16", "{}"),
         ("state", "fp32-in-out", "state-{}"),
+        ("family", None, "{}"),
         ("cold", False, "cold"),
     ):
         value = case.get(field)

@@ -23,7 +23,8 @@ def results_table(records: Sequence[BenchRecord], order: Sequence[str]) -> Table
     base = baseline(records, order)
     impls = [name for name in order if any(r.impl == name for r in records)]
     time = "time" if all(r.device == "cpu" for r in records) else "device time"
-    table = Table(title=f"median {time}; ratio is speed relative to {base}" if base else f"median {time}")
+    title = f"median {time}; ratio is speed relative to {base}" if base else f"median {time}"
+    table = Table(title="relative errors" if all("family" in r.case for r in records) else title)
     table.add_column("case")
     table.add_column("floor", justify="right")
     for name in impls:
@@ -42,12 +43,14 @@ def cell(record: BenchRecord | None, base: BenchRecord | None) -> str:
     """One measurement as text."""
     if record is None:
         return "-"
+    errors = f"err {' '.join(f'{e:.1e}' for e in record.rel_err.values())}"
+    if record.median_us is None and record.status == "ok":
+        return errors
     if record.median_us is None:
         return escape(record.status if len(record.status) < 60 else record.status[:57] + "...")
     ratio = ""
     if base is not None and base.median_us is not None and base is not record:
         ratio = f" {base.median_us / record.median_us:.2f}x"
-    notes = f"err {' '.join(f'{e:.1e}' for e in record.rel_err.values())}"
     if record.call_us is not None:
-        notes = f"call {record.call_us:.0f} us{', paced by the host' if record.host_paced else ''}  {notes}"
-    return f"{record.median_us:.1f} us{ratio}\n[dim]{notes}[/dim]"
+        errors = f"call {record.call_us:.0f} us{', paced by the host' if record.host_paced else ''}  {errors}"
+    return f"{record.median_us:.1f} us{ratio}\n[dim]{errors}[/dim]"
