@@ -10,7 +10,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kda2.backends.gluon import barrier, commit, wait, wait_turn
 from kda2.ops.kda.hopper.slots import (
-    CUBE,
     LOG2E,
     MATRIX,
     MORE,
@@ -20,7 +19,6 @@ from kda2.ops.kda.hopper.slots import (
     WHOLE,
     C,
     along,
-    by_quads,
     gate_rows,
     load,
     mma,
@@ -32,7 +30,6 @@ from kda2.ops.kda.hopper.slots import (
 # (a gate bounded by -5 stays below 116), and what they hold for any row.
 LIMIT = gl.constexpr(116.0)
 SAFE = gl.constexpr(60.0)
-HALVES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [5, 4, 3, 2, 1, 0]))
 FAR = gl.constexpr(1)  # bits: E leaves SAFE,
 LARGE = gl.constexpr(2)  # rows are too large for that,
 OUT = gl.constexpr(4)  # or E leaves LIMIT
@@ -171,17 +168,19 @@ def diagonals(b_G):
 
 
 @gluon.jit
-def store_decays(s, slot, b_before, b_after, K: gl.constexpr, SLOTS: gl.constexpr):
+def store_decays(s, slot, b_before, b_after, K: gl.constexpr):
     """exp of both log decays [panels, halves, channels], each summed over the halves."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    by_panel = s.decays._reinterpret(gl.float32, [SLOTS, 2, K // PANEL, PANEL], CUBE).index(slot).permute((1, 0, 2))
-    halves = s.decays._reinterpret(gl.float32, [SLOTS * 2, K], VECTOR)
-    by_panel.store(b_before)
-    b_before = halves.index(slot * 2).load(each) + halves.index(slot * 2 + 1).load(each)
-    by_panel.store(b_after)
-    b_after = halves.index(slot * 2).load(each) + halves.index(slot * 2 + 1).load(each)
-    s.decays.index(slot * 2).store(by_quads(gl.exp2(b_before)))
-    s.decays.index(slot * 2 + 1).store(by_quads(gl.exp2(b_after)))
+    by_half = s.decays.index(slot).permute((1, 0, 2))
+    decays = s.decays._reinterpret(gl.float32, [s.decays.shape[0] * 2, K], VECTOR)
+    first = decays.index(slot * 2)
+    second = decays.index(slot * 2 + 1)
+    by_half.store(b_before)
+    b_before = first.load(each) + second.load(each)
+    by_half.store(b_after)
+    b_after = first.load(each) + second.load(each)
+    first.store(gl.exp2(b_before))
+    second.store(gl.exp2(b_after))
 
 
 @gluon.jit
@@ -204,8 +203,7 @@ def how_far(b_tot):
 
 @gluon.jit
 def large_values(b_v, USE_L2NORM: gl.constexpr):
-    """LARGE where a value times a key times 2^LIMIT leaves fp32 [128]: normalised keys shrink in what they write, not
-    in KR."""
+    """LARGE where a value times a key times 2^LIMIT leaves fp32: normalised keys shrink in what they write, not in KR."""
     return one_each(gl.where(largest(b_v) > (2.0**10 if USE_L2NORM else 2.0**4), LARGE, 0))
 
 
@@ -233,8 +231,8 @@ def window_size(b_g, o_t, limit):
 @gluon.jit
 def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr,
                  GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
-    """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on
-    the factors do not hold what they should."""
+    """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on the
+    factors do not hold what they should."""
     P: gl.constexpr = K // PANEL
     W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16  # rows of 128 bytes of g for each of KR
     L: gl.constexpr = tile(K)
@@ -266,16 +264,14 @@ def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl
     found = any_bits(one_each(how_far(b_tot)) | b_large)
     if found >= OUT:
         # an anchor off the middle, where the decay is half of the chunk's, may do
-        by_panel = s.decays._reinterpret(gl.float32, [SLOTS, 2, P, PANEL], CUBE).index(slot)
-        by_panel.permute((1, 0, 2)).store(b_tot)
+        s.decays.index(slot).permute((1, 0, 2)).store(b_tot)
         by_half = s.decays._reinterpret(gl.float32, [SLOTS * 2, P, PANEL], MATRIX)
         b_first = by_half.index(slot * 2).load(gl.SliceLayout(1, channels))[:, None, :]
         b_second = by_half.index(slot * 2 + 1).load(gl.SliceLayout(1, channels))[:, None, :]
         b_tot = gl.zeros_like(b_tot) + 0.5 * (b_first + b_second)
         b_E += (b_first - b_tot)[:, :, None, :]
         found = any_bits(one_each(how_far(b_tot)) | b_large)
-    decays = s.decays._reinterpret(gl.float32, [SLOTS, 2, P, 4, 4, 2, 2], HALVES).index(slot)
-    decays.store(gl.exp2(b_tot).reshape([P, 2, 4, 2, 4, 2]).permute((1, 0, 2, 4, 3, 5)))  # by quads
+    s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
     b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
     b_R = as_factor(gl.exp2(-b_E), s.kq.dtype)
     b_q = queries.load(L)
@@ -314,7 +310,7 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
     b_mid = gl.sum(gl.where(o_r <= first + (size - 1) // 2, b_in, 0.0), axis=2)
     b_E = gl.where(inside, b_prefix - b_mid[:, :, None, :], 0.0)
     b_before = b_mid + gl.sum(gl.where(o_r == first, b_g, 0.0), axis=2)
-    store_decays(s, slot, b_before, gl.reduce(b_prefix, 2, last_of) - b_mid, K, SLOTS)
+    store_decays(s, slot, b_before, gl.reduce(b_prefix, 2, last_of) - b_mid, K)
     inside &= o_r < tokens
     b_k = kq.slice(0, 2, dim=1).load(L)
     b_k = gl.where(inside, b_k, gl.zeros_like(b_k))
@@ -329,9 +325,9 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
 
 @gluon.jit
 def factor(
-    s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound,
-    WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr,
-    GATE: gl.constexpr, HAS_BIAS: gl.constexpr, USE_L2NORM: gl.constexpr,
+    s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, WHICH: gl.constexpr,
+    K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr, GATE: gl.constexpr, HAS_BIAS: gl.constexpr,
+    USE_L2NORM: gl.constexpr,
 ):  # fmt: skip
     """With E_t the log decay between the middle of a chunk and token t: KL = k exp(E), QL = q exp(E), KR = k exp(-E).
 

@@ -5,7 +5,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from kda2.backends.gluon import commit, next_slot, wait
-from kda2.ops.kda.hopper.slots import CUBE, LOG2E, MORE, PANEL, ROWS, ROWS8_4D, ROWS16, C, by_quads, mma, window_of
+from kda2.ops.kda.hopper.slots import CUBE, LOG2E, MORE, PANEL, ROWS, ROWS8_4D, ROWS16, C, mma, window_of
 
 L2NORM_EPS = gl.constexpr(1e-6)
 
@@ -51,10 +51,10 @@ def score_chunk(
         b_norm = gl.rsqrt(b_square + L2NORM_EPS)
     else:
         b_norm = gl.full([2 * C], 1.0, gl.float32, row)
+    bnorm = s.bnorm.index(slot)
     scores = s.scores.index(slot)
-    s.norm.index(slot * 2).store(by_quads(b_norm * gl.where(is_key, 1.0, scale)))
-    s.norm.index(slot * 2 + 1).store(by_quads(b_norm * b_beta))
-    s.bnorm.store(b_norm * b_beta)
+    s.norm.index(slot).store(b_norm * gl.where(is_key, 1.0, scale))
+    bnorm.store(b_norm * b_beta)
     b_row = gl.where(is_key, b_norm * b_norm * b_beta, 1.0)
     b_S = warpgroup_mma_wait(0, [b_S])
     b_S = gl.where(o_t[:, None] > o_j[None, :], b_S * b_row[:, None], 0.0)
@@ -62,7 +62,7 @@ def score_chunk(
     scores.store(b_S.to(gl.bfloat16))
     split(b_S, s.D, s.N, s.A, o_t, o_j)
     low = s.low.index(slot if TERMS == 2 else 0)
-    solve(s, s.bnorm, scores.slice(0, C), low, TERMS)
+    solve(s, bnorm, scores.slice(0, C), low, TERMS)
 
 
 @gluon.jit
@@ -150,8 +150,8 @@ def store_terms(high, low, b_Tm, TERMS: gl.constexpr):
 
 @gluon.jit
 def recomputed(x):
-    """x, of which the compiler does not know that it is the same for every chunk: what follows from it takes no
-    registers in between."""
+    """x, of which the compiler does not know that it is the same for every chunk: what follows from it takes no registers
+    in between."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, 1)
 
 

@@ -21,8 +21,6 @@ SHORT_ROWS = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 MATRIX = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 CUBE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
-# vectors that state reads: 16 elements as [4, 2, 2], so that what a thread of a wgmma takes along a row lies together
-QUADS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0]))
 # rows of 8 and of 16 floats whose 16-byte parts are spread over the banks
 ROWS8 = gl.constexpr(gl.SwizzledSharedLayout(4, 4, 2, [2, 1, 0]))
 ROWS8_4D = gl.constexpr(gl.SwizzledSharedLayout(4, 4, 2, [3, 2, 1, 0]))
@@ -62,8 +60,8 @@ def gate_rows(bits):
 
 @aggregate
 class Slots:
-    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; `norm` of tokens twice, without
-    beta and with it; `decays` of the state before and from the middle of the chunk; and more.
+    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; `decays` of the state before and from
+    the middle of the chunk, and other vectors; `window`.
 
     `o` is what leaves for memory, what follows is scratch of score.
     """
@@ -74,11 +72,11 @@ class Slots:
     scores: gl.shared_memory_descriptor
     low: gl.shared_memory_descriptor
     norm: gl.shared_memory_descriptor
+    bnorm: gl.shared_memory_descriptor
     square: gl.shared_memory_descriptor
     decays: gl.shared_memory_descriptor
     window: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
-    bnorm: gl.shared_memory_descriptor
     D: gl.shared_memory_descriptor
     N: gl.shared_memory_descriptor
     A: gl.shared_memory_descriptor
@@ -140,20 +138,6 @@ def load(s, source, slot, full, t0, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.
 
 
 @gluon.jit
-def by_quads(b_x):
-    """A vector as `QUADS` stores it."""
-    return b_x.reshape([b_x.numel // 16, 2, 4, 2]).permute((0, 2, 1, 3))
-
-
-@gluon.jit
-def load_quads(quads, layout: gl.constexpr, WARPS: gl.constexpr):
-    """A vector from such memory in the layout of a row of a wgmma's accumulator, 4 numbers a load."""
-    n: gl.constexpr = quads.shape[0]
-    own: gl.constexpr = gl.BlockedLayout([n, 1, 2, 2], [8, 4, 1, 1], [WARPS, 1, 1, 1], [3, 2, 1, 0])
-    return gl.convert_layout(quads.load(own).permute((0, 2, 1, 3)).reshape([16 * n]), layout)
-
-
-@gluon.jit
 def window_of(s, slot, WARPS: gl.constexpr):
     """Which tokens of its chunk a slot holds."""
     return gl.sum(s.window.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), axis=0)
@@ -175,12 +159,12 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     v = gl.allocate_shared_memory(dtype, [SLOTS, C, V], ROWS)
     scores = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 2 * C, C], SHORT_ROWS)
     low = gl.allocate_shared_memory(gl.bfloat16, [SLOTS if TERMS == 2 else 1, C, C], SHORT_ROWS)
-    norm = gl.allocate_shared_memory(gl.float32, [SLOTS * 2, 2 * C // 16, 4, 2, 2], QUADS)
+    norm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
+    bnorm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
     square = gl.allocate_shared_memory(gl.float32, [SLOTS * 2, 2 * C], VECTOR)
-    decays = gl.allocate_shared_memory(gl.float32, [SLOTS * 2, K // 16, 4, 2, 2], QUADS)
+    decays = gl.allocate_shared_memory(gl.float32, [SLOTS, 2, P, PANEL], CUBE)
     window = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], VECTOR)
     o = gl.allocate_shared_memory(dtype, [C, V], ROWS)
-    bnorm = gl.allocate_shared_memory(gl.float32, [2 * C], VECTOR)
     D = gl.allocate_shared_memory(gl.float32, [8, 8, 8], MATRIX)
     N = gl.allocate_shared_memory(gl.float32, [2, 4, 8, 8], ROWS8)
     A = gl.allocate_shared_memory(gl.float32, [2 * C, 16], ROWS16)
@@ -195,5 +179,5 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     ready = signals(SLOTS)
     again = signals(FACTORS)
     reloaded = signals(FACTORS)
-    return Slots(kq, g, v, scores, low, norm, square, decays, window, o, bnorm, D, N, A, columns, rows, Z8, YT, YR, Z,
+    return Slots(kq, g, v, scores, low, norm, bnorm, square, decays, window, o, D, N, A, columns, rows, Z8, YT, YR, Z,
                  full, factored, ready, again, reloaded)  # fmt: skip

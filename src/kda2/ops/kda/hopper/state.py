@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kda2.backends.gluon import barrier, next_slot, release, wait
-from kda2.ops.kda.hopper.slots import MORE, PANEL, ROWS, WHOLE, C, load, load_quads, mma, window_of
+from kda2.ops.kda.hopper.slots import MORE, PANEL, ROWS, VECTOR, WHOLE, C, load, mma, window_of
 
 
 @gluon.jit
@@ -18,8 +18,8 @@ def scaled(S, factors, WARPS: gl.constexpr, P: gl.constexpr):
     """S, channel by channel times `factors` [K]."""
     result = ()
     for p in gl.static_range(P):
-        b_factor = load_quads(factors.slice(p * PANEL // 16, PANEL // 16), gl.SliceLayout(0, mma(PANEL, WARPS)), WARPS)
-        result = result + (S[p] * b_factor[None, :],)
+        b_factor = factors.slice(p * PANEL, PANEL).load(gl.SliceLayout(0, mma(PANEL, WARPS)))[None, :]
+        result = result + (S[p] * b_factor,)
     return result
 
 
@@ -57,11 +57,12 @@ def state(
     token: gl.constexpr = gl.SliceLayout(0, L_C)
     KQ = s.kq._reinterpret(gl.bfloat16, [SLOTS * P, 2 * C, PANEL], ROWS)
     KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W * P, C, PANEL], ROWS)
+    decays = s.decays._reinterpret(gl.float32, [SLOTS * 2, K], VECTOR)
     o_v = gl.arange(0, V, gl.SliceLayout(1, L))
     o_k = gl.arange(0, PANEL, gl.SliceLayout(0, L))
     o_t = gl.arange(0, C, token)
     p_rows = p_o + gl.arange(0, V, gl.SliceLayout(1, L_C))[:, None]
-    for slot in range(gl.minimum((eos - bos + C - 1) // C, SLOTS)):
+    for slot in range(0, gl.minimum((eos - bos + C - 1) // C, SLOTS)):
         load(s, source, slot, s.full.index(slot), bos + slot * C, K, V, SLOTS)
     S = ()
     for p in gl.static_range(P):
@@ -75,7 +76,7 @@ def state(
     t0 = bos
     while t0 < eos:
         ready = wait(s.ready, slot, ready)
-        S = scaled(S, s.decays.index(slot * 2), WARPS, P)
+        S = scaled(S, decays.index(slot * 2), WARPS, P)
         operands = ()
         for p in gl.static_range(P):
             operands = operands + (gl.convert_layout(S[p].to(gl.bfloat16), operand),)
@@ -88,11 +89,11 @@ def state(
             QL = KQ.index(slot * P + p).slice(C, C).permute((1, 0))
             b_O = warpgroup_mma(operands[p], QL, b_O, use_acc=p > 0, is_async=True)
         b_v = s.v.index(slot).permute((1, 0)).load(L_C).to(gl.float32)
-        b_knorm = load_quads(s.norm.index(slot * 2).slice(0, C // 16), token, WARPS)
+        b_knorm = s.norm.index(slot).slice(0, C).load(token)
         window = window_of(s, slot, WARPS)
         b_P = warpgroup_mma_wait(P, [b_P])
         b_e = b_v - b_P * b_knorm[None, :]
-        b_V = b_e * load_quads(s.norm.index(slot * 2 + 1).slice(0, C // 16), token, WARPS)[None, :]
+        b_V = b_e * s.bnorm.index(slot).slice(0, C).load(token)[None, :]
         Tm = s.scores.index(slot).slice(0, C)
         b_V = multiply(b_e, Tm, b_V, WARPS, TERMS)
         if TERMS == 2:
@@ -107,8 +108,8 @@ def state(
             S = (b_S0, b_S1)
         else:
             S = (warpgroup_mma_wait(TERMS, [updated[0]]),)
-        S = scaled(S, s.decays.index(slot * 2 + 1), WARPS, P)
-        b_qnorm = load_quads(s.norm.index(slot * 2).slice(C // 16, C // 16), token, WARPS)
+        S = scaled(S, decays.index(slot * 2 + 1), WARPS, P)
+        b_qnorm = s.norm.index(slot).slice(C, C).load(token)
         b_O = warpgroup_mma_wait(0, [b_O])
         b_o = (b_O * b_qnorm[None, :]).to(s.o.dtype)
         more = window & MORE
