@@ -57,8 +57,22 @@ def _scaled(name: str, factor: float) -> Callable[[dict[str, Tensor]], None]:
     return spoil
 
 
+def _steep_then_flat(x: dict[str, Tensor]) -> None:
+    """Half of each chunk of 32 tokens decays by 2^161, the other by little: together it is less than a half may have,
+    were it even."""
+    x["g"][:, torch.arange(x["g"].shape[1]) % 32 < 16] = -7.0
+
+
+def _large_there(x: dict[str, Tensor]) -> None:
+    _steep_then_flat(x)
+    x["v"][:, 40:50] *= 1e4
+
+
 HARD = (
     Hard("resets", "log", _resets),
+    Hard("steep_then_flat", "log", _steep_then_flat),
+    Hard("steep_then_flat_large_values", "log", _large_there),
+    Hard("steep_then_flat_packed", "log", _steep_then_flat, lengths=(33, 0, 1, 61)),
     Hard("sparse_decays_of_100", "log", lambda x: x["g"].masked_fill_(torch.rand_like(x["g"]) < 0.05, -100.0)),
     Hard("steep_softplus", "softplus", A_log=3.0),
     Hard("steep_softplus_packed", "softplus", A_log=3.0, lengths=(33, 0, 1, 61)),

@@ -52,7 +52,7 @@ def either(a, b):
 
 @gluon.constexpr_function
 def larger_of_two(dtype):
-    return f"max.xorsign.abs.{'bf16x2' if dtype == gl.bfloat16 else 'f16x2'} $0, $1, $2;"
+    return "max.xorsign.abs." + ("bf16x2" if dtype == gl.bfloat16 else "f16x2") + " $0, $1, $2;"
 
 
 @gluon.jit
