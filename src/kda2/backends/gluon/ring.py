@@ -1,8 +1,9 @@
 """A ring of slots in shared memory that warp roles hand to each other.
 
-Each hand-over is a signal: one mbarrier a slot. A producer fills a slot and commits it; a consumer waits, reads, and commits to the next role or
-releases it for another turn. A role that sees every signal of every slot keeps an int of parities, one bit a slot: a slot
-may be handed over any number of times on its way round. Roles that take turns count how often the ring went round.
+Each hand-over is a signal: one mbarrier a slot. A producer fills a slot and commits it; a consumer waits, reads, and
+commits to the next role or releases it for another turn. A role that sees every signal of every slot keeps an int of
+parities, one bit a slot: a slot may be handed over any number of times on its way round. Roles that take turns count
+how often the ring went round.
 """
 
 import triton.experimental.gluon as gluon

@@ -203,7 +203,8 @@ def how_far(b_tot):
 
 @gluon.jit
 def large_values(b_v, USE_L2NORM: gl.constexpr):
-    """LARGE where a value times a key times 2^LIMIT leaves fp32: normalised keys shrink in what they write, not in KR."""
+    """LARGE where a value times a key times 2^LIMIT leaves fp32 [128]: normalised keys shrink in what they write, not
+    in KR."""
     return one_each(gl.where(largest(b_v) > (2.0**10 if USE_L2NORM else 2.0**4), LARGE, 0))
 
 
@@ -231,8 +232,8 @@ def window_size(b_g, o_t, limit):
 @gluon.jit
 def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr,
                  GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
-    """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on the
-    factors do not hold what they should."""
+    """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on
+    the factors do not hold what they should."""
     P: gl.constexpr = K // PANEL
     W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16  # rows of 128 bytes of g for each of KR
     L: gl.constexpr = tile(K)
@@ -325,9 +326,9 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
 
 @gluon.jit
 def factor(
-    s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, WHICH: gl.constexpr,
-    K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr, GATE: gl.constexpr, HAS_BIAS: gl.constexpr,
-    USE_L2NORM: gl.constexpr,
+    s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound,
+    WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr,
+    GATE: gl.constexpr, HAS_BIAS: gl.constexpr, USE_L2NORM: gl.constexpr,
 ):  # fmt: skip
     """With E_t the log decay between the middle of a chunk and token t: KL = k exp(E), QL = q exp(E), KR = k exp(-E).
 

@@ -150,8 +150,8 @@ def store_terms(high, low, b_Tm, TERMS: gl.constexpr):
 
 @gluon.jit
 def recomputed(x):
-    """x, of which the compiler does not know that it is the same for every chunk: what follows from it takes no registers
-    in between."""
+    """x, of which the compiler does not know that it is the same for every chunk: what follows from it takes no
+    registers in between."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, 1)
 
 

@@ -60,8 +60,8 @@ def gate_rows(bits):
 
 @aggregate
 class Slots:
-    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; `decays` of the state before and from
-    the middle of the chunk, and other vectors; `window`.
+    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; `decays` of the state before and
+    from the anchor of the chunk, and other vectors; `window`.
 
     `o` is what leaves for memory, what follows is scratch of score.
     """

@@ -62,7 +62,7 @@ def state(
     o_k = gl.arange(0, PANEL, gl.SliceLayout(0, L))
     o_t = gl.arange(0, C, token)
     p_rows = p_o + gl.arange(0, V, gl.SliceLayout(1, L_C))[:, None]
-    for slot in range(0, gl.minimum((eos - bos + C - 1) // C, SLOTS)):
+    for slot in range(gl.minimum((eos - bos + C - 1) // C, SLOTS)):
         load(s, source, slot, s.full.index(slot), bos + slot * C, K, V, SLOTS)
     S = ()
     for p in gl.static_range(P):
