@@ -2,7 +2,7 @@
 
 `right [SHARD OF]`, or `time CASE...`: a case as in CASES, options after colons, `96x8192:gate=softplus:SLOTS=5`.
 
-To choose between sources, run it with PYTHONPATH at each of them, in one session on the device.
+To choose between sources, run it with PYTHONPATH at each of them, one after the other.
 """
 
 from __future__ import annotations
