@@ -35,13 +35,14 @@ def wait_turn(bars, slot, turn):
 
 @gluon.jit
 def commit(bars, slot):
-    """Signal that the slot is filled. Operands that tensor cores or the copy engine read take a proxy fence before."""
+    """Signal that the slot is filled, once all warps of the role have come here: Gluon puts a barrier before it.
+    Operands that tensor cores or the copy engine read take a proxy fence before."""
     mbarrier.arrive(bars.index(slot), count=1)
 
 
 @gluon.jit
 def release(bars, slot):
-    """Signal that the slot may be filled again."""
+    """Signal that the slot may be filled again; like `commit`."""
     mbarrier.arrive(bars.index(slot), count=1)
 
 

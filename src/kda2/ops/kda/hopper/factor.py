@@ -136,7 +136,7 @@ def load_head(p_A_log, p_dt_bias, s_dt_d, GATE: gl.constexpr, HAS_BIAS: gl.const
     o_c = gl.arange(0, PANEL, along(L, 3))[None, None, None, :]
     a = 1.0
     if GATE != "log":
-        a = gl.exp2(gl.load(p_A_log) * LOG2E)
+        a = gl.maximum(gl.exp2(gl.load(p_A_log) * LOG2E), 1e-30)  # times -inf it is no NaN
     if HAS_BIAS:
         b_bias = gl.load(p_dt_bias + (o_p * PANEL + o_c) * s_dt_d)
     else:
@@ -203,8 +203,8 @@ def how_far(b_tot):
 
 @gluon.jit
 def large_values(b_v, USE_L2NORM: gl.constexpr):
-    """LARGE where a value times a key times 2^LIMIT leaves fp32 [128]: normalised keys shrink in what they write, not
-    in KR."""
+    """LARGE where a value times a key times 2^LIMIT leaves fp32 [128]: KR times what is written, which is not much more
+    than the value, must stay below 2^128. Normalised keys shrink in what they write, not in KR."""
     return one_each(gl.where(largest(b_v) > (2.0**10 if USE_L2NORM else 2.0**4), LARGE, 0))
 
 
@@ -249,7 +249,7 @@ def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl
         clear_rows(values, tokens, 0.0, tile(V))
         clear_rows(keys, tokens, 0.0, L)
         clear_rows(queries, tokens, 0.0, L)
-        clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), G)
+        clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), G)  # no decay
         fence_async_shared()
     b_G = start_squares(s.kq, slot, P)
     channels: gl.constexpr = gl.SliceLayout(2, L)

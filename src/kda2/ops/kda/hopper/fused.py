@@ -59,11 +59,13 @@ def kda_fused(
     Computes: o and the final state of one sequence, value head and slice of V channels, out of VS slices.
     Reads:    q, k [B, T, H, K], v [B, T, HV, VS V], g [B, T, HV, K] through TMA; beta [B, T, HV], A_log [HV],
               dt_bias [HV, K], initial state [N, HV, K, VS V] in either layout.
-    Writes:   o [B, T, HV, VS V] (through TMA but for the last tokens of a packed sequence), final state.
+    Writes:   o [B, T, HV, VS V] (through TMA but for windows, and what comes last in a packed sequence), final state.
     Grid:     N * HV * VS, the longest of at most RANKED packed sequences first.
-    Assumes:  descriptors as [B, heads, T, channels] with boxes [1, 1, 32, channels]; num_warps = V / 16.
+    Assumes:  descriptors as [B, heads, T, channels] with boxes [1, 1, 32, channels]; SLOTS a multiple of FACTORS;
+              num_warps = V / 16.
     Source:   Kimi Linear (arXiv 2510.26692), chunkwise form with the decay anchored at the middle of a chunk.
     """
+    gl.static_assert(SLOTS % FACTORS == 0, "each factor role must see the same slots in every turn")
     i_v = gl.program_id(0) % VS
     i_hv = gl.program_id(0) // VS % HV
     i_n = gl.program_id(0) // VS // HV

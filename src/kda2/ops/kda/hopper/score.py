@@ -1,4 +1,4 @@
-"""Role `score`: the scores of a chunk, and the inverse that its delta rule takes. Also loads what all roles read."""
+"""Role `score`: the scores of a chunk, and the inverse that its delta rule takes."""
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
@@ -23,7 +23,7 @@ def score_chunk(
     s, slot, tokens, b_raw, scale, beta_scale, K: gl.constexpr, SLOTS: gl.constexpr,
     TERMS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
 ):  # fmt: skip
-    """A = strict_tril(diag(beta / |k|^-2) KL KR^T), Y = (I + A)^-1, Tm = Y diag(beta |k|^-1) below its diagonal, which
+    """A = strict_tril(diag(beta |k|^-2) KL KR^T), Y = (I + A)^-1, Tm = Y diag(beta |k|^-1) below its diagonal, which
     state applies in fp32; Aqk = tril(QL KR^T), whose diagonal is q . k as it came.
 
     Keys stay as they came: their norms are in A's rows and Tm's columns.
@@ -93,8 +93,8 @@ def score(
 
 @gluon.jit
 def split(b_A, D, N, A, o_t, o_j):
-    """Store the parts of A [2 C, C] that `solve` takes: D, its 8x8 diagonal blocks by columns; N, the blocks left of
-    them; A, the 16x16 block left of the second diagonal one."""
+    """Store the parts of A [2 C, C] that `solve` takes: D, its 8x8 diagonal blocks by columns (and four
+    of queries); N, the blocks left of them; A, the 16x16 block left of the second diagonal one."""
     i8 = (o_t // 8)[:, None]
     j8 = (o_j // 8)[None, :]
     b_D = gl.sum(gl.where(i8 == j8, b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)

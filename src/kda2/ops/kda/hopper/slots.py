@@ -63,7 +63,7 @@ class Slots:
     """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; `decays` of the state before and
     from the anchor of the chunk, and other vectors; `window`.
 
-    `o` is what leaves for memory, what follows is scratch of score.
+    `o` is what leaves for memory, what follows up to `Z` is scratch of score, and then come signals.
     """
 
     kq: gl.shared_memory_descriptor

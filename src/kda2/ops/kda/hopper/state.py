@@ -88,10 +88,10 @@ def state(
         for p in gl.static_range(P):
             QL = KQ.index(slot * P + p).slice(C, C).permute((1, 0))
             b_O = warpgroup_mma(operands[p], QL, b_O, use_acc=p > 0, is_async=True)
-        b_v = s.v.index(slot).permute((1, 0)).load(L_C).to(gl.float32)
+        b_v = s.v.index(slot).permute((1, 0)).load(L_C).to(gl.float32)  # of rows outside a window too: KR is 0 there
         b_knorm = s.norm.index(slot).slice(0, C).load(token)
         window = window_of(s, slot, WARPS)
-        b_P = warpgroup_mma_wait(P, [b_P])
+        b_P = warpgroup_mma_wait(P, [b_P])  # the P products for b_O go on
         b_e = b_v - b_P * b_knorm[None, :]
         b_V = b_e * s.bnorm.index(slot).slice(0, C).load(token)[None, :]
         Tm = s.scores.index(slot).slice(0, C)
@@ -124,7 +124,7 @@ def state(
             inside = (o_t >= first) & (o_t < first + ((window >> 8) & 255)) & (t0 + o_t < eos)
             gl.store(p_rows + (t0 + o_t).to(gl.int64)[None, :] * s_o_t, b_o, mask=inside[None, :])
         else:
-            tma.store_wait(0)
+            tma.store_wait(0)  # Gluon adds a barrier: one thread has started the copy
             s.o.permute((1, 0)).store(b_o)
             fence_async_shared()
             barrier()
