@@ -12,11 +12,11 @@ import torch
 
 from kda2.backends.triton import Launch
 from kda2.backends.triton.binary import disassemble
-from kda2.backends.triton.build import build, code_key
+from kda2.backends.triton.build import BuildError, build, code_key
 from kda2.device import SHARED_MEMORY_LIMIT
 from kda2.ops.kda import Gate
 from kda2.ops.kda.check import Call, check_call, check_options
-from kda2.ops.kda.hopper import launches
+from kda2.ops.kda.hopper import default_configs, key_of, launches
 from kda2.workbench.capture import Capture
 from kda2.workbench.inspector import Inspection, inspect
 from kda2.workbench.inspector.inspection import instructions
@@ -163,6 +163,15 @@ def test_one_compilation_serves_every_length(shape: Shape, packed: bool, heads_f
     counts = {3: (1, 2, 3, 16), 100: (65, 100, 1000)}[shape.sequences]
     same = [replace(shape, tokens=T, sequences=N) for T in (1, 16, 17, 1024, 2**20) for N in counts]
     assert len({code_key(launch_of(s), 90) for s in same}) == 1
+
+
+def test_factor_roles_must_share_the_slots_evenly() -> None:
+    call = call_of(DEFAULT)
+    config = default_configs(key_of(call))["fused"]
+    assert config.tiles["FACTORS"] == 2
+    (launch,) = launches(call, {"fused": replace(config, tiles={**config.tiles, "SLOTS": 5})})
+    with pytest.raises(BuildError, match="each factor role must see the same slots"):
+        build(launch, 90)
 
 
 def test_the_ladder_builds_it_for_hopper_alone() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from kda2.ops.kda.hopper.tuning import default_configs
 from kda2.testing.inputs import Problem, make
 from kda2.testing.oracle import checked
 from kda2.workbench.inspector.inspection import instructions
+from kda2.workbench.profiler.timing import interleave
 
 K = V = 128
 CHUNKS = 2048  # any number that takes long enough to time
@@ -240,24 +240,9 @@ def check_stage(stage: Stage, n: int = 6) -> None:
                 raise SystemExit(f"{stage}: relative error of {name} {error:.1e}, wanted at most 1e-2")
 
 
-def microseconds(function: Callable[[], Any], replays: int = 20) -> float:
-    """Median time of a graph's replays, device only."""
-    for _ in range(2):
-        function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    times = []
-    for i in range(3 + replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if i >= 3:
-            times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+def microseconds(function: Callable[[], Any], samples: int = 20) -> float:
+    """Median time on the device."""
+    return interleave({"": [function]}, samples, torch.device("cuda"))[""].median_us
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ To choose between sources, run it with PYTHONPATH at each of them, one after the
 
 from __future__ import annotations
 
-import statistics
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from kda2.contract import KernelConfig
 from kda2.ops.kda.check import Call
 from kda2.ops.kda.hopper.launches import kda, key_of
 from kda2.ops.kda.hopper.tuning import default_configs
-from kda2.testing.inputs import Problem, make
-from kda2.testing.oracle import checked, oracle
+from kda2.testing import Problem, make, verify_call
+from kda2.testing.oracle import Outputs, checked
+from kda2.workbench.profiler.timing import interleave
 
-LIMITS = (5.2e-3, 4.6e-3)  # of o and state
 PACKED = {"lengths": (33, 0, 1, 500, 64, 129), "layout": "vk", "tail": 40}
 RIGHT: list[dict[str, Any]] = [
     {"B": 2, "regime": "strong"},
@@ -56,36 +56,16 @@ def right(shard: int = 0, of: int = 1) -> bool:
     good = True
     for i, changes in list(enumerate(RIGHT))[shard::of]:
         kwargs = make(Problem(**{"T": 300, "H": 2, "HV": 4, "K": 128, "V": 128, "device": "cuda", **changes}))
-        want, call = oracle(kwargs, "torch"), checked(kwargs)
         for halves in (False, True):
-            got = kda(call, config(call, halves))
-            errors = [
-                ((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, want, strict=True) if a is not None
-            ]
-            ok = all(e < limit for e, limit in zip(errors, LIMITS, strict=True))
-            good &= ok
-            print(
-                i, "halves" if halves else "whole", "ok" if ok else "WRONG", *(f"{e:.1e}" for e in errors), flush=True
-            )
+            verdict = verify_call(partial(run, halves), f"{i}, {'halves' if halves else 'whole'}", kwargs)
+            good &= verdict.ok
+            print(f"{verdict.family}: error at {verdict.margin:.2f} of its limit" if verdict else verdict, flush=True)
     return good
 
 
-def microseconds(call: Call, configs: dict[str, KernelConfig], replays: int = 20, calls: int = 5) -> float:
-    kda(call, configs)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            kda(call, configs)
-    times = []
-    for _ in range(3 + replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / calls * 1e3)
-    return statistics.median(times[3:])
+def run(halves: bool, **kwargs: Any) -> Outputs:
+    call = checked(kwargs)
+    return kda(call, config(call, halves))
 
 
 def time(specification: str) -> None:
@@ -97,7 +77,8 @@ def time(specification: str) -> None:
     problem = Problem(**{"K": 128, "V": 128, "HV": case["H"], "regime": "strong", "device": "cuda", **case, **inputs})
     call = checked(make(problem))
     configs = config(call, None if halves is None else halves == "1", **{key: int(x) for key, x in changes.items()})
-    print(specification, f"{microseconds(call, configs):.1f} us", flush=True)
+    timings = interleave({name: [lambda: kda(call, configs)]}, 40, call.q.device)
+    print(specification, f"{timings[name].median_us:.1f} us", flush=True)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ HARD = (
     Hard("steep_then_flat", "log", _steep_then_flat),
     Hard("steep_then_flat_large_values", "log", _large_there),
     Hard("steep_then_flat_packed", "log", _steep_then_flat, lengths=(33, 0, 1, 61)),
+    Hard("vanishing_A_log", "bounded", A_log=-200.0),
     Hard("sparse_decays_of_100", "log", lambda x: x["g"].masked_fill_(torch.rand_like(x["g"]) < 0.05, -100.0)),
     Hard("steep_softplus", "softplus", A_log=3.0),
     Hard("steep_softplus_packed", "softplus", A_log=3.0, lengths=(33, 0, 1, 61)),

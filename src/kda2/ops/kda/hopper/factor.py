@@ -230,26 +230,39 @@ def window_size(b_g, o_t, limit):
 
 
 @gluon.jit
+def tiles_of(s, slot, K: gl.constexpr, SLOTS: gl.constexpr):
+    """A slot's keys, queries and gates as they came, and KL, QL and KR in their places, as `tile` describes them."""
+    P: gl.constexpr = K // PANEL
+    W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16  # rows of 128 bytes of g for each of KR, which fills the first
+    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
+    factors = s.kq._reinterpret(gl.bfloat16, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
+    gates = s.g._reinterpret(s.g.dtype, [SLOTS, P * W, 2, 16, PANEL // W], gate_rows(W * 16)[1]).index(slot)
+    KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W, P, 2, 16, PANEL], TILES).index(slot * W)
+    KL = factors.slice(0, 2, dim=1)
+    QL = factors.slice(2, 2, dim=1)
+    return kq.slice(0, 2, dim=1), kq.slice(2, 2, dim=1), gates, KL, QL, KR
+
+
+@gluon.constexpr_function
+def gate_tile(s, K):
+    """The layout of the gates' input."""
+    return wide_tile(K) if s.g.dtype.primitive_bitwidth == 32 else tile(K)
+
+
+@gluon.jit
 def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr,
                  GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
     """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on
     the factors do not hold what they should."""
     P: gl.constexpr = K // PANEL
-    W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16  # rows of 128 bytes of g for each of KR
     L: gl.constexpr = tile(K)
-    G: gl.constexpr = wide_tile(K) if W == 2 else L
-    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
-    factors = s.kq._reinterpret(gl.bfloat16, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
-    gates = s.g._reinterpret(s.g.dtype, [SLOTS, P * W, 2, 16, PANEL // W], gate_rows(W * 16)[1]).index(slot)
-    KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W, P, 2, 16, PANEL], TILES).index(slot * W)
-    keys = kq.slice(0, 2, dim=1)
-    queries = kq.slice(2, 2, dim=1)
+    keys, queries, gates, KL, QL, KR = tiles_of(s, slot, K, SLOTS)
     values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES).index(slot)
     if tokens < C:
         clear_rows(values, tokens, 0.0, tile(V))
         clear_rows(keys, tokens, 0.0, L)
         clear_rows(queries, tokens, 0.0, L)
-        clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), G)  # no decay
+        clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))  # no decay
         fence_async_shared()
     b_G = start_squares(s.kq, slot, P)
     channels: gl.constexpr = gl.SliceLayout(2, L)
@@ -277,8 +290,8 @@ def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl
     b_R = as_factor(gl.exp2(-b_E), s.kq.dtype)
     b_q = queries.load(L)
     b_k = keys.load(L)
-    factors.slice(2, 2, dim=1).store(times(b_q, b_L))
-    factors.slice(0, 2, dim=1).store(times(b_k, b_L))
+    QL.store(times(b_q, b_L))
+    KL.store(times(b_k, b_L))
     KR.store(times(b_k, b_R))
     return found
 
@@ -288,18 +301,12 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
                   GATE: gl.constexpr):  # fmt: skip
     """Factors and decays of a window of a slot, from token `first` on, and how many tokens it has: as many as `limit`
     allows where size is 0. Other rows become 0."""
-    P: gl.constexpr = K // PANEL
-    W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16
     L: gl.constexpr = tile(K)
-    G: gl.constexpr = wide_tile(K) if W == 2 else L
-    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
-    factors = s.kq._reinterpret(gl.bfloat16, [SLOTS, P, 4, 16, PANEL], TILES).index(slot)
-    gates = s.g._reinterpret(s.g.dtype, [SLOTS, P * W, 2, 16, PANEL // W], gate_rows(W * 16)[1]).index(slot)
-    KR = s.g._reinterpret(gl.bfloat16, [SLOTS * W, P, 2, 16, PANEL], TILES).index(slot * W)
+    keys, queries, gates, KL, QL, KR = tiles_of(s, slot, K, SLOTS)
     o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
     o_r = gl.arange(0, 2, along(L, 1))[None, :, None, None] * 16 + o_t
     if tokens < C:
-        clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), G)
+        clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))
     b_g = log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE)
     if size == 0:
         size = window_size(b_g, o_t, limit)
@@ -313,13 +320,13 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
     b_before = b_mid + gl.sum(gl.where(o_r == first, b_g, 0.0), axis=2)
     store_decays(s, slot, b_before, gl.reduce(b_prefix, 2, last_of) - b_mid, K)
     inside &= o_r < tokens
-    b_k = kq.slice(0, 2, dim=1).load(L)
+    b_k = keys.load(L)
     b_k = gl.where(inside, b_k, gl.zeros_like(b_k))
-    b_q = kq.slice(2, 2, dim=1).load(L)
+    b_q = queries.load(L)
     b_q = gl.where(inside, b_q, gl.zeros_like(b_q))
     b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
-    factors.slice(2, 2, dim=1).store(times(b_q, b_L))
-    factors.slice(0, 2, dim=1).store(times(b_k, b_L))
+    QL.store(times(b_q, b_L))
+    KL.store(times(b_k, b_L))
     KR.store(times(b_k, as_factor(gl.exp2(-b_E), s.kq.dtype)))
     return size
 
