@@ -1,4 +1,4 @@
-"""Role `score`: the scores of a chunk, and the inverse that its delta rule takes."""
+"""Role `score`: the scores of a chunk, and the inverses that its delta rule takes."""
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
@@ -51,18 +51,15 @@ def score_chunk(
         b_norm = gl.rsqrt(b_square + L2NORM_EPS)
     else:
         b_norm = gl.full([2 * C], 1.0, gl.float32, row)
-    bnorm = s.bnorm.index(slot)
-    scores = s.scores.index(slot)
     s.norm.index(slot).store(b_norm * gl.where(is_key, 1.0, scale))
-    bnorm.store(b_norm * b_beta)
+    s.bnorm.index(slot).store(b_norm * b_beta)
     b_row = gl.where(is_key, b_norm * b_norm * b_beta, 1.0)
     b_S = warpgroup_mma_wait(0, [b_S])
     b_S = gl.where(o_t[:, None] > o_j[None, :], b_S * b_row[:, None], 0.0)
     b_S = gl.where((o_t[:, None] == o_j[None, :]) & (~is_key)[:, None], b_self[:, None], b_S)
-    scores.store(b_S.to(gl.bfloat16))
-    split(b_S, s.D, s.N, s.A, o_t, o_j)
-    low = s.low.index(slot if TERMS == 2 else 0)
-    solve(s, bnorm, scores.slice(0, C), low, TERMS)
+    s.scores.index(slot).store(gl.where(is_key[:, None], 0.0, b_S).to(gl.bfloat16))
+    split(s, slot, b_S, o_t, o_j, TERMS)
+    solve(s, slot, TERMS)
 
 
 @gluon.jit
@@ -71,9 +68,11 @@ def score(
     USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
 ):  # fmt: skip
     """The scores of all chunks, in order."""
-    zero = gl.zeros([2, 16, 16], gl.float32, gl.BlockedLayout([1, 1, 4], [1, 8, 4], [2, 2, 1], [2, 1, 0]))
-    s.YT.store(zero)  # what lies right of the diagonal blocks stays zero
-    s.YR.store(zero)
+    # what lies beside the diagonal blocks stays zero
+    s.YT.store(gl.zeros([2, 16, 16], gl.float32, gl.BlockedLayout([1, 1, 4], [1, 8, 4], [2, 2, 1], [2, 1, 0])))
+    if TERMS == 2:
+        for i in gl.static_range(SLOTS):
+            s.low.index(i).store(gl.zeros([C, C], gl.bfloat16, gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0])))
     t0 = bos
     b_beta = load_beta(p_beta, s_beta_t, t0, eos)
     slot = 0
@@ -92,19 +91,19 @@ def score(
 
 
 @gluon.jit
-def split(b_A, D, N, A, o_t, o_j):
-    """Store the parts of A [2 C, C] that `solve` takes: D, its 8x8 diagonal blocks by columns (and four
-    of queries); N, the blocks left of them; A, the 16x16 block left of the second diagonal one."""
+def split(s, slot, b_A, o_t, o_j, TERMS: gl.constexpr):
+    """Store the parts of A [2 C, C]: for `solve` D, its 8x8 diagonal blocks by columns, and N, the blocks left of them;
+    for state A21, the 16x16 block left of the second diagonal one."""
     i8 = (o_t // 8)[:, None]
     j8 = (o_j // 8)[None, :]
     b_D = gl.sum(gl.where(i8 == j8, b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
     b_N = gl.sum(gl.where(i8 == (j8 ^ 1), b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
-    b_A = gl.sum(gl.where(i8 // 2 != j8 // 2, b_A, 0.0).reshape([2 * C, 2, 16]), axis=1)
-    blocks = D._reinterpret(gl.float32, [8, 8, 8], CUBE)
+    b_A21 = gl.sum(gl.where(i8 // 2 != j8 // 2, b_A, 0.0).reshape([2 * C, 2, 16]), axis=1)
+    blocks = s.D._reinterpret(gl.float32, [8, 8, 8], CUBE)
     blocks.permute((1, 2, 0)).store(b_D.reshape([8, 8, 8]))
-    left = N._reinterpret(gl.float32, [2, 4, 8, 8], ROWS8_4D)
+    left = s.N._reinterpret(gl.float32, [2, 4, 8, 8], ROWS8_4D)
     left.permute((1, 0, 2, 3)).store(b_N.reshape([4, 2, 8, 8]))
-    A.store(b_A)
+    store_terms(s.A21.index(slot), s.A21_low.index(slot if TERMS == 2 else 0), b_A21, TERMS)
 
 
 @gluon.jit
@@ -128,24 +127,13 @@ def product8(left, right):
     return gl.sum(b_l * b_r, axis=3)
 
 
-PRODUCT16 = gl.constexpr(gl.BlockedLayout([1, 1, 16], [4, 8, 1], [4, 1, 1], [2, 1, 0]))
-
-
 @gluon.jit
-def product16(left, right):
-    """left @ right for 16x16 matrices in shared memory, left by rows [i, k], right by columns [c, k]."""
-    b_l = left.load(gl.SliceLayout(1, PRODUCT16))[:, None, :]
-    b_r = right.load(gl.SliceLayout(0, PRODUCT16))[None, :, :]
-    return gl.sum(b_l * b_r, axis=2)
-
-
-@gluon.jit
-def store_terms(high, low, b_Tm, TERMS: gl.constexpr):
-    """b_Tm in bf16, and what that leaves in another bf16."""
-    b_high = b_Tm.to(gl.bfloat16)
+def store_terms(high, low, b_x, TERMS: gl.constexpr):
+    """b_x in bf16, and what that leaves in another bf16."""
+    b_high = b_x.to(gl.bfloat16)
     high.store(b_high)
     if TERMS == 2:
-        low.store((b_Tm - b_high.to(gl.float32)).to(gl.bfloat16))
+        low.store((b_x - b_high.to(gl.float32)).to(gl.bfloat16))
 
 
 @gluon.jit
@@ -156,9 +144,10 @@ def recomputed(x):
 
 
 @gluon.jit
-def solve(s, bnorm, Tm, low, TERMS: gl.constexpr):
-    """Tm^T = strict_upper(Y^T), its rows times beta |k|^-1, where Y = (I + A)^-1: 8x8 blocks by forward substitution,
-    merged to 16 and to 32 rows with Y21 = -Y22 (A21 Y11). All in fp32."""
+def solve(s, slot, TERMS: gl.constexpr):
+    """Of Y = (I + A)^-1 both 16x16 diagonal blocks: 8x8 blocks by forward substitution, merged with
+    Y21 = -Y22 (A21 Y11), all in fp32. Below their diagonals they are Tm^T, its rows times beta |k|^-1, and the second
+    one as it is Y22."""
     L8: gl.constexpr = gl.BlockedLayout([1, 1, 8], [4, 8, 1], [1, 1, 4], [2, 1, 0])
     o_c = recomputed(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, L8))))[None, :, None]
     o_r = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L8)))[None, None, :]
@@ -171,33 +160,22 @@ def solve(s, bnorm, Tm, low, TERMS: gl.constexpr):
     s.columns._reinterpret(gl.float32, [2, 2, 8, 8], ROWS8_4D).permute((1, 0, 2, 3)).store(b_Y)
     s.rows._reinterpret(gl.float32, [2, 2, 8, 8], ROWS8_4D).permute((1, 0, 3, 2)).store(b_Y)
 
-    YT = s.YT  # both 16x16 diagonal blocks by columns
-    YR = s.YR  # and by rows
     L3: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 4, 8], [2, 2, 1], [2, 1, 0])
     for h in gl.static_range(2):
-        YT.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.columns.index(h).load(L3))
-        YR.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.rows.index(h).load(L3))
-    Z8 = s.Z8
-    Z8.permute((0, 2, 1)).store(product8(s.N.index(1).slice(0, 2), s.columns.index(0)))
-    b_Y21 = -product8(s.rows.index(1), Z8)
-    YT.slice(0, 8, dim=1).slice(8, 8, dim=2).permute((0, 2, 1)).store(b_Y21)
-    YR.slice(8, 8, dim=1).slice(0, 8, dim=2).store(b_Y21)
+        s.YT.slice(h * 8, 8, dim=1).slice(h * 8, 8, dim=2).store(s.columns.index(h).load(L3))
+    s.Z8.permute((0, 2, 1)).store(product8(s.N.index(1).slice(0, 2), s.columns.index(0)))
+    b_Y21 = -product8(s.rows.index(1), s.Z8)
+    s.YT.slice(0, 8, dim=1).slice(8, 8, dim=2).permute((0, 2, 1)).store(b_Y21)
 
     by_columns = s.YT._reinterpret(gl.float32, [2, 16, 16], ROWS16)
-    by_rows = s.YR._reinterpret(gl.float32, [2, 16, 16], ROWS16)
-    Z = s.Z
-    Z.permute((1, 0)).store(product16(s.A.slice(16, 16), by_columns.index(0)))
-    b_Y21 = -product16(by_rows.index(1), Z)
+    Tm = s.scores.index(slot).slice(0, C)
+    low = s.low.index(slot if TERMS == 2 else 0)
     L: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [4, 1], [1, 0])
-    o_j = gl.arange(0, 16, gl.SliceLayout(1, L))
-    o_i = gl.arange(0, 16, gl.SliceLayout(0, L))
+    below = gl.arange(0, 16, gl.SliceLayout(0, L))[None, :] > gl.arange(0, 16, gl.SliceLayout(1, L))[:, None]
     for p in gl.static_range(2):
-        b_n = bnorm.slice(p * 16, 16).load(gl.SliceLayout(1, L))[:, None]
-        b_Tm = gl.where(o_i[None, :] > o_j[:, None], by_columns.index(p).load(L) * b_n, 0.0)
+        b_n = s.bnorm.index(slot).slice(p * 16, 16).load(gl.SliceLayout(1, L))[:, None]
+        b_Y = gl.where(below, by_columns.index(p).load(L), 0.0)
         store_terms(Tm.slice(p * 16, 16).slice(p * 16, 16, dim=1), low.slice(p * 16, 16).slice(p * 16, 16, dim=1),
-                    b_Tm, TERMS)  # fmt: skip
-    none = gl.zeros([16, 16], gl.float32, L)
-    store_terms(Tm.slice(16, 16).slice(0, 16, dim=1), low.slice(16, 16).slice(0, 16, dim=1), none, TERMS)
-    b_Tm = b_Y21 * bnorm.slice(0, 16).load(gl.SliceLayout(0, gl.SliceLayout(2, PRODUCT16)))[None, :]
-    store_terms(Tm.slice(0, 16).slice(16, 16, dim=1).permute((1, 0)),
-                low.slice(0, 16).slice(16, 16, dim=1).permute((1, 0)), b_Tm, TERMS)  # fmt: skip
+                    b_Y * b_n, TERMS)  # fmt: skip
+    store_terms(s.Y22.index(slot).permute((1, 0)), s.Y22_low.index(slot if TERMS == 2 else 0).permute((1, 0)), b_Y,
+                TERMS)  # fmt: skip

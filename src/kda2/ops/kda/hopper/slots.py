@@ -18,6 +18,7 @@ MORE = gl.constexpr(1 << 16)
 ROWS = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 TILES = gl.constexpr(gl.NVMMASharedLayout(128, 16, 4))
 SHORT_ROWS = gl.constexpr(gl.NVMMASharedLayout(64, 16, 2))
+SHORTEST_ROWS = gl.constexpr(gl.NVMMASharedLayout(32, 16, 2))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 MATRIX = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 CUBE = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
@@ -60,8 +61,9 @@ def gate_rows(bits):
 
 @aggregate
 class Slots:
-    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk]; `decays` of the state before and
-    from the anchor of the chunk, and other vectors; `window`.
+    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk], Tm without the block `A21`
+    left of its second 16x16 one, which comes as a product of `Y22`; `decays` of the state before and from the anchor of
+    the chunk, and other vectors; `window`. What ends in `low` is the second bf16 term.
 
     `o` is what leaves for memory, what follows up to `Z` is scratch of score, and then come signals.
     """
@@ -70,7 +72,11 @@ class Slots:
     g: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
     scores: gl.shared_memory_descriptor
+    A21: gl.shared_memory_descriptor
+    Y22: gl.shared_memory_descriptor
     low: gl.shared_memory_descriptor
+    A21_low: gl.shared_memory_descriptor
+    Y22_low: gl.shared_memory_descriptor
     norm: gl.shared_memory_descriptor
     bnorm: gl.shared_memory_descriptor
     square: gl.shared_memory_descriptor
@@ -79,13 +85,10 @@ class Slots:
     o: gl.shared_memory_descriptor
     D: gl.shared_memory_descriptor
     N: gl.shared_memory_descriptor
-    A: gl.shared_memory_descriptor
     columns: gl.shared_memory_descriptor
     rows: gl.shared_memory_descriptor
     Z8: gl.shared_memory_descriptor
     YT: gl.shared_memory_descriptor
-    YR: gl.shared_memory_descriptor
-    Z: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     factored: gl.shared_memory_descriptor
     ready: gl.shared_memory_descriptor
@@ -158,7 +161,12 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     g = gl.allocate_shared_memory(g_dtype, [SLOTS, C, K], gate_rows(g_dtype.primitive_bitwidth)[0])
     v = gl.allocate_shared_memory(dtype, [SLOTS, C, V], ROWS)
     scores = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 2 * C, C], SHORT_ROWS)
-    low = gl.allocate_shared_memory(gl.bfloat16, [SLOTS if TERMS == 2 else 1, C, C], SHORT_ROWS)
+    A21 = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 2 * C, 16], SHORTEST_ROWS)
+    Y22 = gl.allocate_shared_memory(gl.bfloat16, [SLOTS, 16, 16], SHORTEST_ROWS)
+    lows: gl.constexpr = SLOTS if TERMS == 2 else 1
+    low = gl.allocate_shared_memory(gl.bfloat16, [lows, C, C], SHORT_ROWS)
+    A21_low = gl.allocate_shared_memory(gl.bfloat16, [lows, 2 * C, 16], SHORTEST_ROWS)
+    Y22_low = gl.allocate_shared_memory(gl.bfloat16, [lows, 16, 16], SHORTEST_ROWS)
     norm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
     bnorm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
     square = gl.allocate_shared_memory(gl.float32, [SLOTS * 2, 2 * C], VECTOR)
@@ -167,17 +175,14 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     o = gl.allocate_shared_memory(dtype, [C, V], ROWS)
     D = gl.allocate_shared_memory(gl.float32, [8, 8, 8], MATRIX)
     N = gl.allocate_shared_memory(gl.float32, [2, 4, 8, 8], ROWS8)
-    A = gl.allocate_shared_memory(gl.float32, [2 * C, 16], ROWS16)
     columns = gl.allocate_shared_memory(gl.float32, [2, 2, 8, 8], ROWS8)
     rows = gl.allocate_shared_memory(gl.float32, [2, 2, 8, 8], ROWS8)
     Z8 = gl.allocate_shared_memory(gl.float32, [2, 8, 8], ROWS8)
     YT = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS16_3D)
-    YR = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS16_3D)
-    Z = gl.allocate_shared_memory(gl.float32, [16, 16], ROWS16)
     full = signals(SLOTS)
     factored = signals(SLOTS)
     ready = signals(SLOTS)
     again = signals(FACTORS)
     reloaded = signals(FACTORS)
-    return Slots(kq, g, v, scores, low, norm, bnorm, square, decays, window, o, D, N, A, columns, rows, Z8, YT, YR, Z,
-                 full, factored, ready, again, reloaded)  # fmt: skip
+    return Slots(kq, g, v, scores, A21, Y22, low, A21_low, Y22_low, norm, bnorm, square, decays, window, o,
+                 D, N, columns, rows, Z8, YT, full, factored, ready, again, reloaded)  # fmt: skip

@@ -24,14 +24,23 @@ def scaled(S, factors, WARPS: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def multiply(b_a, b, b_acc, WARPS: gl.constexpr, TERMS: gl.constexpr):
-    """Start b_acc + b_a @ b, b_a from registers as one bf16 term or two."""
-    operand: gl.constexpr = gl.DotOperandLayout(0, mma(b_acc.shape[1], WARPS), 2)
+def multiply(b_a, b, b_acc, N: gl.constexpr, WARPS: gl.constexpr, TERMS: gl.constexpr):
+    """Start b_acc [V, N] + b_a @ b, b_a from registers as one bf16 term or two."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, mma(N, WARPS), 2)
     b_high = b_a.to(gl.bfloat16)
+    b_low = (b_a - b_high.to(gl.float32)).to(gl.bfloat16)
     b_acc = warpgroup_mma(gl.convert_layout(b_high, operand), b, b_acc, is_async=True)
     if TERMS == 2:
-        b_low = (b_a - b_high.to(gl.float32)).to(gl.bfloat16)
         b_acc = warpgroup_mma(gl.convert_layout(b_low, operand), b, b_acc, is_async=True)
+    return b_acc
+
+
+@gluon.jit
+def multiply_all(b_a, b, b_low, b_acc, N: gl.constexpr, WARPS: gl.constexpr, TERMS: gl.constexpr):
+    """The same; of two terms also the product with b's second one, `b_low`."""
+    b_acc = multiply(b_a, b, b_acc, N, WARPS, TERMS)
+    if TERMS == 2:
+        b_acc = multiply(b_a, b_low, b_acc, N, WARPS, 1)
     return b_acc
 
 
@@ -44,6 +53,7 @@ def state(
     """Per chunk, with S the state decayed to the middle of the chunk, everything transposed [V, ..]:
 
     e = v - |k|^-1 KL S        Vn = beta |k|^-1 e + Tm e        (what Vn writes is divided by |k|)
+    and of the second 16 tokens Vn <- Vn - Y22 A21 Vn of the first
     o = |q|^-1 scale (QL S + Aqk Vn)        S <- S + KR^T Vn, then decayed to the end
 
     Loads what all roles read: the role that is done with a slot last, and that has time to spare.
@@ -53,6 +63,7 @@ def state(
     WARPS: gl.constexpr = V // 16
     L: gl.constexpr = mma(PANEL, WARPS)
     L_C: gl.constexpr = mma(C, WARPS)
+    L_16: gl.constexpr = mma(16, WARPS)
     operand: gl.constexpr = gl.DotOperandLayout(0, L_C, 2)
     token: gl.constexpr = gl.SliceLayout(0, L_C)
     KQ = s.kq._reinterpret(gl.bfloat16, [SLOTS * P, 2 * C, PANEL], ROWS)
@@ -94,15 +105,25 @@ def state(
         b_P = warpgroup_mma_wait(P, [b_P])  # the P products for b_O go on
         b_e = b_v - b_P * b_knorm[None, :]
         b_V = b_e * s.bnorm.index(slot).slice(0, C).load(token)[None, :]
-        Tm = s.scores.index(slot).slice(0, C)
-        b_V = multiply(b_e, Tm, b_V, WARPS, TERMS)
-        if TERMS == 2:
-            b_V = warpgroup_mma(gl.convert_layout(b_e.to(gl.bfloat16), operand), s.low.index(slot), b_V, is_async=True)
+        lows = slot if TERMS == 2 else 0
+        b_V = multiply_all(b_e, s.scores.index(slot).slice(0, C), s.low.index(lows), b_V, C, WARPS, TERMS)
         b_V, b_O = warpgroup_mma_wait(0, [b_V, b_O])
+        # what the first 16 tokens write, the second predict as well
+        b_V1, b_V2 = gl.split(b_V.reshape([V, 2, 16]).permute((0, 2, 1)))
+        b_V1 = gl.convert_layout(b_V1, L_16)
+        A21 = s.A21.index(slot).slice(16, 16).permute((1, 0))
+        A21_low = s.A21_low.index(lows).slice(16, 16).permute((1, 0))
+        none = gl.zeros([V, 16], gl.float32, L_16)
+        b_c = multiply_all(b_V1, A21, A21_low, none, 16, WARPS, TERMS)
+        b_c = warpgroup_mma_wait(0, [b_c])
+        Y22 = s.Y22.index(slot).permute((1, 0))
+        b_d = multiply_all(b_c, Y22, s.Y22_low.index(lows).permute((1, 0)), none, 16, WARPS, TERMS)
+        b_V2 = gl.convert_layout(b_V2, L_16) - b_c - warpgroup_mma_wait(0, [b_d])
+        b_V = gl.join(b_V1, b_V2).permute((0, 2, 1)).reshape([V, C])
         updated = ()
         for p in gl.static_range(P):
-            updated = updated + (multiply(b_V, KR.index(slot * W * P + p), S[p], WARPS, TERMS),)
-        b_O = multiply(b_V, s.scores.index(slot).slice(C, C).permute((1, 0)), b_O, WARPS, TERMS)
+            updated = updated + (multiply(b_V, KR.index(slot * W * P + p), S[p], PANEL, WARPS, TERMS),)
+        b_O = multiply(b_V, s.scores.index(slot).slice(C, C).permute((1, 0)), b_O, C, WARPS, TERMS)
         if P == 2:
             b_S0, b_S1 = warpgroup_mma_wait(TERMS, [updated[0], updated[1]])
             S = (b_S0, b_S1)
