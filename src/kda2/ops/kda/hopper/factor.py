@@ -22,6 +22,7 @@ from kda2.ops.kda.hopper.slots import (
     gate_rows,
     load,
     mma,
+    recomputed,
     set_window,
     tile,
 )
@@ -101,7 +102,7 @@ def wide_tile(K):
 @gluon.jit
 def clear_rows(x, rows, value, L: gl.constexpr):
     """Overwrite the tokens from `rows` on of a tile [panels, 2, 16, channels]."""
-    o_half = gl.arange(0, 2, along(L, 1))[None, :, None, None]
+    o_half = recomputed(gl.arange(0, 2, along(L, 1)))[None, :, None, None]
     o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
     x.store(gl.where(o_half * 16 + o_t < rows, x.load(L), value).to(x.dtype))
 
@@ -184,8 +185,11 @@ def store_decays(s, slot, b_before, b_after, K: gl.constexpr):
 
 
 @gluon.jit
-def any_bits(b_x):
-    return gl.reduce(b_x.reshape([b_x.numel]), 0, either)
+def any_bits(s, b_bits, WHICH: gl.constexpr):
+    """The bits of all threads of a role of 4 warps, which has one number each [128]."""
+    by_warp = s.bits.index(WHICH)
+    by_warp.store(gl.reduce(b_bits.reshape([4, 32]), 1, either))
+    return gl.reduce(by_warp.load(gl.BlockedLayout([4], [32], [4], [0])), 0, either)
 
 
 @gluon.jit
@@ -250,8 +254,8 @@ def gate_tile(s, K):
 
 
 @gluon.jit
-def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr,
-                 GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
+def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+                 SLOTS: gl.constexpr, GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
     """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on
     the factors do not hold what they should."""
     P: gl.constexpr = K // PANEL
@@ -275,7 +279,7 @@ def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl
     b_tot = gl.reduce(b_sum, 2, last_of)
     b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
     b_large |= large_rows(s, slot, SLOTS, USE_L2NORM)
-    found = any_bits(one_each(how_far(b_tot)) | b_large)
+    found = any_bits(s, one_each(how_far(b_tot)) | b_large, WHICH)
     if found >= OUT:
         # an anchor off the middle, where the decay is half of the chunk's, may do
         s.decays.index(slot).permute((1, 0, 2)).store(b_tot)
@@ -284,15 +288,14 @@ def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K: gl.constexpr, V: gl
         b_second = by_half.index(slot * 2 + 1).load(gl.SliceLayout(1, channels))[:, None, :]
         b_tot = gl.zeros_like(b_tot) + 0.5 * (b_first + b_second)
         b_E += (b_first - b_tot)[:, :, None, :]
-        found = any_bits(one_each(how_far(b_tot)) | b_large)
+        found = any_bits(s, one_each(how_far(b_tot)) | b_large, WHICH)
     s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
-    b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
-    b_R = as_factor(gl.exp2(-b_E), s.kq.dtype)
-    b_q = queries.load(L)
     b_k = keys.load(L)
-    QL.store(times(b_q, b_L))
+    KR.store(times(b_k, as_factor(gl.exp2(-b_E), s.kq.dtype)))
+    b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
+    b_q = queries.load(L)
     KL.store(times(b_k, b_L))
-    KR.store(times(b_k, b_R))
+    QL.store(times(b_q, b_L))
     return found
 
 
@@ -304,30 +307,27 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
     L: gl.constexpr = tile(K)
     keys, queries, gates, KL, QL, KR = tiles_of(s, slot, K, SLOTS)
     o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
-    o_r = gl.arange(0, 2, along(L, 1))[None, :, None, None] * 16 + o_t
+    o_r = recomputed(gl.arange(0, 2, along(L, 1)))[None, :, None, None] * 16 + o_t
     if tokens < C:
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))
     b_g = log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE)
     if size == 0:
         size = window_size(b_g, o_t, limit)
-    inside = (o_r >= first) & (o_r < first + size)
-    b_g = gl.where(inside, b_g, 0.0)
     # the first token's decay is the state's alone
-    b_in = gl.where(o_r > first, b_g, 0.0)
-    b_prefix = gl.associative_scan(b_in, 2, add)
-    b_mid = gl.sum(gl.where(o_r <= first + (size - 1) // 2, b_in, 0.0), axis=2)
-    b_E = gl.where(inside, b_prefix - b_mid[:, :, None, :], 0.0)
-    b_before = b_mid + gl.sum(gl.where(o_r == first, b_g, 0.0), axis=2)
-    store_decays(s, slot, b_before, gl.reduce(b_prefix, 2, last_of) - b_mid, K)
+    b_first = gl.sum(gl.where(o_r == first, b_g, 0.0), axis=2)
+    b_E = gl.associative_scan(gl.where((o_r > first) & (o_r < first + size), b_g, 0.0), 2, add)
+    b_middle = gl.sum(gl.where(o_r == first + (size - 1) // 2, b_E, 0.0), axis=2)
+    store_decays(s, slot, b_first + b_middle, gl.reduce(b_E, 2, last_of) - b_middle, K)
+    inside = (o_r >= first) & (o_r < first + size)
+    b_E = gl.where(inside, b_E - b_middle[:, :, None, :], 0.0)
     inside &= o_r < tokens
     b_k = keys.load(L)
     b_k = gl.where(inside, b_k, gl.zeros_like(b_k))
-    b_q = queries.load(L)
-    b_q = gl.where(inside, b_q, gl.zeros_like(b_q))
-    b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
-    QL.store(times(b_q, b_L))
-    KL.store(times(b_k, b_L))
     KR.store(times(b_k, as_factor(gl.exp2(-b_E), s.kq.dtype)))
+    b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
+    KL.store(times(b_k, b_L))
+    b_q = queries.load(L)
+    QL.store(times(gl.where(inside, b_q, gl.zeros_like(b_q)), b_L))
     return size
 
 
@@ -352,7 +352,7 @@ def factor(
         t0 = bos + n * C
         tokens = eos - t0
         wait_turn(s.full, slot, n // SLOTS)
-        found = factor_chunk(s, slot, tokens, a, b_bias, lower_bound, K, V, SLOTS, GATE, USE_L2NORM)
+        found = factor_chunk(s, slot, tokens, a, b_bias, lower_bound, WHICH, K, V, SLOTS, GATE, USE_L2NORM)
         if found < LARGE + FAR:
             set_window(s, slot, WHOLE)
         else:

@@ -5,7 +5,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from kda2.backends.gluon import commit, next_slot, wait
-from kda2.ops.kda.hopper.slots import CUBE, LOG2E, MORE, PANEL, ROWS, ROWS8_4D, ROWS16, C, mma, window_of
+from kda2.ops.kda.hopper.slots import CUBE, LOG2E, MORE, PANEL, ROWS, ROWS8_4D, ROWS16, C, mma, recomputed, window_of
 
 L2NORM_EPS = gl.constexpr(1e-6)
 
@@ -134,13 +134,6 @@ def store_terms(high, low, b_x, TERMS: gl.constexpr):
     high.store(b_high)
     if TERMS == 2:
         low.store((b_x - b_high.to(gl.float32)).to(gl.bfloat16))
-
-
-@gluon.jit
-def recomputed(x):
-    """x, of which the compiler does not know that it is the same for every chunk: what follows from it takes no
-    registers in between."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, 1)
 
 
 @gluon.jit

@@ -59,13 +59,20 @@ def gate_rows(bits):
     return gl.NVMMASharedLayout(128, bits, 2), gl.NVMMASharedLayout(128, bits, 4)
 
 
+@gluon.jit
+def recomputed(x):
+    """x, of which the compiler does not know that it is the same for every chunk: what follows from it takes no
+    registers in between."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, False, 1)
+
+
 @aggregate
 class Slots:
     """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk], Tm without the block `A21`
     left of its second 16x16 one, which comes as a product of `Y22`; `decays` of the state before and from the anchor of
     the chunk, and other vectors; `window`. What ends in `low` is the second bf16 term.
 
-    `o` is what leaves for memory, what follows up to `Z` is scratch of score, and then come signals.
+    `o` is what leaves for memory, `bits` are factor's, what follows is scratch of score.
     """
 
     kq: gl.shared_memory_descriptor
@@ -83,6 +90,7 @@ class Slots:
     decays: gl.shared_memory_descriptor
     window: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
+    bits: gl.shared_memory_descriptor
     D: gl.shared_memory_descriptor
     N: gl.shared_memory_descriptor
     columns: gl.shared_memory_descriptor
@@ -173,6 +181,7 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     decays = gl.allocate_shared_memory(gl.float32, [SLOTS, 2, P, PANEL], CUBE)
     window = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], VECTOR)
     o = gl.allocate_shared_memory(dtype, [C, V], ROWS)
+    bits = gl.allocate_shared_memory(gl.int32, [FACTORS, 4], VECTOR)
     D = gl.allocate_shared_memory(gl.float32, [8, 8, 8], MATRIX)
     N = gl.allocate_shared_memory(gl.float32, [2, 4, 8, 8], ROWS8)
     columns = gl.allocate_shared_memory(gl.float32, [2, 2, 8, 8], ROWS8)
@@ -184,5 +193,5 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     ready = signals(SLOTS)
     again = signals(FACTORS)
     reloaded = signals(FACTORS)
-    return Slots(kq, g, v, scores, A21, Y22, low, A21_low, Y22_low, norm, bnorm, square, decays, window, o,
+    return Slots(kq, g, v, scores, A21, Y22, low, A21_low, Y22_low, norm, bnorm, square, decays, window, o, bits,
                  D, N, columns, rows, Z8, YT, full, factored, ready, again, reloaded)  # fmt: skip
