@@ -36,6 +36,7 @@ class Hard:
     neg_eigval: bool = False
     g_dtype: torch.dtype = torch.bfloat16
     lengths: tuple[int, ...] = (130,)
+    state: float = 1.0  # of the initial state's elements
 
 
 def _resets(x: dict[str, Tensor]) -> None:
@@ -68,7 +69,14 @@ def _large_there(x: dict[str, Tensor]) -> None:
     x["v"][:, 40:50] *= 1e4
 
 
+def _some_steep(x: dict[str, Tensor]) -> None:
+    x["g"].fill_(-1e-4)
+    x["g"][..., ::2] = -4.9
+
+
 HARD = (
+    Hard("large_state_kept_beside_steep_channels", "log", _some_steep, state=1e5),
+    Hard("huge_state_packed", "log", _some_steep, lengths=(33, 0, 1, 61), state=1e8),
     Hard("resets", "log", _resets),
     Hard("steep_then_flat", "log", _steep_then_flat),
     Hard("steep_then_flat_large_values", "log", _large_there),
@@ -84,27 +92,29 @@ HARD = (
     Hard("flipped_repeated_keys", "log", _repeated, neg_eigval=True),
     Hard("long_sequences_last", "bounded", lengths=(5, 40, 200, 7)),
 )
-HOPPER = pytest.param("hopper", "cuda", marks=[pytest.mark.gpu, pytest.mark.hopper])
+# heads of which an H200 has a multiprocessor for each half of V, and heads of which it has not
+ON_HOPPER = [pytest.param("hopper", "cuda", HV, marks=[pytest.mark.gpu, pytest.mark.hopper]) for HV in (2, 80)]
 
 
-@pytest.mark.parametrize(("impl", "device"), [("torch", "cpu"), HOPPER])
+@pytest.mark.parametrize(("impl", "device", "HV"), [("torch", "cpu", 2), *ON_HOPPER])
 @pytest.mark.parametrize("hard", HARD, ids=lambda hard: hard.name)
-def test_any_gate_and_any_magnitude_is_exact(hard: Hard, impl: str, device: str) -> None:
+def test_any_gate_and_any_magnitude_is_exact(hard: Hard, impl: str, device: str, HV: int) -> None:
     T, N, H, K = sum(hard.lengths), len(hard.lengths), 2, 128
-    x = {name: torch.randn(1, T, H, K) for name in ("q", "k", "v", "g")} | {"beta": torch.randn(1, T, H)}
+    x = {name: torch.randn(1, T, H, K) for name in ("q", "k")} | {name: torch.randn(1, T, HV, K) for name in ("v", "g")}
+    x["beta"] = torch.randn(1, T, HV)
     if hard.gate == "log":
-        x["g"] = -0.3 * torch.rand(1, T, H, K)
+        x["g"] = -0.3 * torch.rand(1, T, HV, K)
     hard.spoil(x)
     dtypes = {"g": hard.g_dtype}
     x = {name: value.to(device, dtypes.get(name, torch.bfloat16)) for name, value in x.items()}
-    A_log, dt_bias = (torch.rand(H) + hard.A_log).to(device), torch.rand(H, K).to(device)
+    A_log, dt_bias = (torch.rand(HV) + hard.A_log).to(device), torch.rand(HV, K).to(device)
     gates = {
         "log": Gate.log(),
         "softplus": Gate.softplus(A_log, dt_bias),
         "bounded": Gate.bounded(A_log, dt_bias),
     }
     offsets = torch.tensor((0, *accumulate(hard.lengths)), device=device)
-    first = torch.randn(N, H, K, K).to(device)
+    first = hard.state * torch.randn(N, HV, K, K).to(device)
 
     def run(impl: str, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
         o, state = kda(

@@ -2,13 +2,22 @@
 
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from kda2.backends.gluon import barrier, commit, wait, wait_turn
+from kda2.ops.kda.hopper.measure import (
+    EACH,
+    HUGE,
+    LARGE,
+    at_first,
+    clear_rows,
+    either,
+    how_large,
+    limits_of_rows,
+    measure,
+    one_each,
+    remember,
+)
 from kda2.ops.kda.hopper.slots import (
     LOG2E,
     MATRIX,
@@ -21,19 +30,16 @@ from kda2.ops.kda.hopper.slots import (
     along,
     gate_rows,
     load,
-    mma,
     recomputed,
     set_window,
     tile,
 )
 
-# Of a base-2 log decay between the middle of a chunk and its ends: what fp32 and bf16 factors hold, for rows up to 2^10
-# (a gate bounded by -5 stays below 116), and what they hold for any row.
+# Of a base-2 log decay between the anchor of a chunk and its ends: what fp32 and bf16 factors hold (a gate bounded by
+# -5 stays below it), what they hold where rows, values or the state are large, and where they are huge.
 LIMIT = gl.constexpr(116.0)
+LESS = gl.constexpr(104.0)
 SAFE = gl.constexpr(60.0)
-FAR = gl.constexpr(1)  # bits: E leaves SAFE,
-LARGE = gl.constexpr(2)  # rows are too large for that,
-OUT = gl.constexpr(4)  # or E leaves LIMIT
 
 
 @gluon.jit
@@ -44,25 +50,6 @@ def add(a, b):
 @gluon.jit
 def last_of(a, b):
     return b
-
-
-@gluon.jit
-def either(a, b):
-    return a | b
-
-
-@gluon.constexpr_function
-def larger_of_two(dtype):
-    return "max.xorsign.abs." + ("bf16x2" if dtype == gl.bfloat16 else "f16x2") + " $0, $1, $2;"
-
-
-@gluon.jit
-def largest(x):
-    """max |x| over 16 tokens in fp32: of x [panels, 2, 16, channels], one number for each half and channel."""
-    for bit in gl.static_range(4):
-        a, b = gl.split(x.reshape([x.shape[0], 2, 2, 8 >> bit, PANEL]).permute((0, 1, 3, 4, 2)))
-        x = gl.inline_asm_elementwise(larger_of_two(x.dtype), "=r,r,r", [a, b], x.dtype, True, 2)
-    return gl.abs(x.reshape([x.shape[0], 2, PANEL]).to(gl.float32))
 
 
 @gluon.jit
@@ -97,14 +84,6 @@ def wide_tile(K):
     if K == 128:
         return gl.BlockedLayout([1, 1, 16, 2], [2, 1, 1, 16], [2, 2, 1, 1], [3, 2, 1, 0])
     return gl.BlockedLayout([1, 1, 16, 1], [1, 1, 1, 32], [2, 2, 1, 1], [3, 2, 1, 0])
-
-
-@gluon.jit
-def clear_rows(x, rows, value, L: gl.constexpr):
-    """Overwrite the tokens from `rows` on of a tile [panels, 2, 16, channels]."""
-    o_half = recomputed(gl.arange(0, 2, along(L, 1)))[None, :, None, None]
-    o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
-    x.store(gl.where(o_half * 16 + o_t < rows, x.load(L), value).to(x.dtype))
 
 
 @gluon.jit
@@ -146,29 +125,6 @@ def load_head(p_A_log, p_dt_bias, s_dt_d, GATE: gl.constexpr, HAS_BIAS: gl.const
 
 
 @gluon.jit
-def start_squares(kq, slot, P: gl.constexpr):
-    """Start [k; q] [k; q]^T, whose diagonals are |k|^2, |q|^2 and q . k of each token."""
-    b_G = gl.zeros([2 * C, 2 * C], gl.float32, mma(2 * C))
-    for p in gl.static_range(P):
-        rows = kq.index(slot * P + p)
-        b_G = warpgroup_mma(rows, rows.permute((1, 0)), b_G, use_acc=p > 0, is_async=True)
-    return b_G
-
-
-@gluon.jit
-def diagonals(b_G):
-    """Of [k; q] [k; q]^T, one entry a row: (|k|^2, q . k) and (k . q, |q|^2)."""
-    L: gl.constexpr = mma(C)
-    o_i = gl.arange(0, 2 * C, gl.SliceLayout(1, L))
-    o_j = gl.arange(0, C, gl.SliceLayout(0, L))
-    on_diagonal = (o_i % C)[:, None] == o_j[None, :]
-    b_k, b_q = gl.split(b_G.reshape([2 * C, 2, C]).permute((0, 2, 1)))
-    b_k = gl.sum(gl.where(on_diagonal, gl.convert_layout(b_k, L), 0.0), axis=1)
-    b_q = gl.sum(gl.where(on_diagonal, gl.convert_layout(b_q, L), 0.0), axis=1)
-    return b_k, b_q
-
-
-@gluon.jit
 def store_decays(s, slot, b_before, b_after, K: gl.constexpr):
     """exp of both log decays [panels, halves, channels], each summed over the halves."""
     each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -193,31 +149,28 @@ def any_bits(s, b_bits, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def one_each(b_bits):
-    """Bits by channel as one number a thread [128]."""
-    each: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.convert_layout(gl.reduce(b_bits.reshape([128, b_bits.numel // 128]), 1, either), each)
-
-
-@gluon.jit
 def how_far(b_tot):
-    """OUT where the log decay between the anchor and an end of the chunk leaves LIMIT, FAR where it leaves SAFE."""
-    return gl.where(b_tot < -LIMIT, OUT, gl.where(b_tot < -SAFE, FAR, 0))
+    """Bits: 1, 2 and 4 where the log decay between the anchor and an end of the chunk leaves SAFE, LESS and LIMIT."""
+    return gl.where(b_tot < -SAFE, 1, 0) + gl.where(b_tot < -LESS, 2, 0) + gl.where(b_tot < -LIMIT, 4, 0)
 
 
 @gluon.jit
-def large_values(b_v, USE_L2NORM: gl.constexpr):
-    """LARGE where a value times a key times 2^LIMIT leaves fp32 [128]: KR times what is written, which is not much more
-    than the value, must stay below 2^128. Normalised keys shrink in what they write, not in KR."""
-    return one_each(gl.where(largest(b_v) > (2.0**10 if USE_L2NORM else 2.0**4), LARGE, 0))
+def too_far(found):
+    """Whether factors cannot hold what was found, bits of `how_far`, LARGE and HUGE."""
+    return ((found & 4) | ((found >> 3) & (found >> 1) & 1) | ((found >> 4) & found & 1)) != 0
+
+
+@gluon.jit
+def limit_of(found):
+    return gl.where(found & HUGE != 0, SAFE, gl.where(found & LARGE != 0, LESS, LIMIT))
 
 
 @gluon.jit
 def large_rows(s, slot, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
-    """LARGE where a row times 2^LIMIT does, from the squares of their norms."""
+    """LARGE and HUGE where rows of k and q are, from the squares of their norms [128]."""
     squares = s.square._reinterpret(gl.float32, [SLOTS, 4 * C], VECTOR).index(slot)
-    b_square = gl.abs(squares.load(gl.BlockedLayout([1], [32], [4], [0])))
-    return gl.where(b_square > (2.0**20 if USE_L2NORM else 2.0**12), LARGE, 0)
+    limits: gl.constexpr = limits_of_rows(USE_L2NORM)
+    return how_large(gl.abs(squares.load(EACH)), limits[0], limits[1])
 
 
 @gluon.jit
@@ -254,33 +207,23 @@ def gate_tile(s, K):
 
 
 @gluon.jit
-def factor_chunk(s, slot, tokens, a, b_bias, lower_bound, WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+def factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.constexpr, K: gl.constexpr,
                  SLOTS: gl.constexpr, GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
-    """Factors, decays and squares of a slot with so many tokens. Returns bits, FAR, LARGE and OUT: from FAR + LARGE on
-    the factors do not hold what they should."""
+    """Factors and decays of a measured slot with so many tokens; `b_large` are the bits of its values. Returns what was
+    found: where it is `too_far`, the factors do not hold what they should."""
     P: gl.constexpr = K // PANEL
     L: gl.constexpr = tile(K)
     keys, queries, gates, KL, QL, KR = tiles_of(s, slot, K, SLOTS)
-    values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES).index(slot)
     if tokens < C:
-        clear_rows(values, tokens, 0.0, tile(V))
-        clear_rows(keys, tokens, 0.0, L)
-        clear_rows(queries, tokens, 0.0, L)
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))  # no decay
-        fence_async_shared()
-    b_G = start_squares(s.kq, slot, P)
     channels: gl.constexpr = gl.SliceLayout(2, L)
     o_side = gl.arange(0, 2, along(channels, 1))[None, :, None]
-    b_large = large_values(values.load(tile(V)), USE_L2NORM)
-    b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
-    s.square.index(slot * 2).store(b_kk)
-    s.square.index(slot * 2 + 1).store(b_qq)
     b_sum = gl.associative_scan(log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 2, add)
     b_tot = gl.reduce(b_sum, 2, last_of)
     b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
     b_large |= large_rows(s, slot, SLOTS, USE_L2NORM)
     found = any_bits(s, one_each(how_far(b_tot)) | b_large, WHICH)
-    if found >= OUT:
+    if too_far(found):
         # an anchor off the middle, where the decay is half of the chunk's, may do
         s.decays.index(slot).permute((1, 0, 2)).store(b_tot)
         by_half = s.decays._reinterpret(gl.float32, [SLOTS * 2, P, PANEL], MATRIX)
@@ -335,7 +278,7 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
 def factor(
     s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound,
     WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr,
-    GATE: gl.constexpr, HAS_BIAS: gl.constexpr, USE_L2NORM: gl.constexpr,
+    GATE: gl.constexpr, HAS_BIAS: gl.constexpr, USE_L2NORM: gl.constexpr, HAS_FIRST: gl.constexpr,
 ):  # fmt: skip
     """With E_t the log decay between the middle of a chunk and token t: KL = k exp(E), QL = q exp(E), KR = k exp(-E).
 
@@ -345,6 +288,7 @@ def factor(
     """
     a, b_bias = load_head(p_A_log, p_dt_bias, s_dt_d, GATE, HAS_BIAS, K)
     chunks = (eos - bos + C - 1) // C
+    b_large = at_first(s, HAS_FIRST)
     again = 0
     turn = 0  # of windows
     for n in range(WHICH, chunks, FACTORS):
@@ -352,11 +296,13 @@ def factor(
         t0 = bos + n * C
         tokens = eos - t0
         wait_turn(s.full, slot, n // SLOTS)
-        found = factor_chunk(s, slot, tokens, a, b_bias, lower_bound, WHICH, K, V, SLOTS, GATE, USE_L2NORM)
-        if found < LARGE + FAR:
+        b_now = measure(s, slot, tokens, K, V, SLOTS, USE_L2NORM)
+        b_large = remember(s, n, b_now, b_large, SLOTS, FACTORS)
+        found = factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, WHICH, K, SLOTS, GATE, USE_L2NORM)
+        if not too_far(found):
             set_window(s, slot, WHOLE)
         else:
-            limit = gl.where(found & LARGE != 0, SAFE, LIMIT)
+            limit = limit_of(found)
             size = 0
             first = 0
             while first < C:

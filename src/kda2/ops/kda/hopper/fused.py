@@ -92,12 +92,13 @@ def kda_fused(
     gl.warp_specialize(
         [
             (state, (s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
-                     bos, eos, rest, K, V, SLOTS, FACTORS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
+                     bos, eos, rest, K, V, SLOTS, FACTORS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED,
+                     USE_L2NORM)),
             (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, K, SLOTS, TERMS, USE_L2NORM, USE_SIGMOID)),
             (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, 0, K, V, SLOTS, FACTORS, GATE,
-                      HAS_BIAS, USE_L2NORM)),
+                      HAS_BIAS, USE_L2NORM, HAS_FIRST)),
             (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, 1, K, V, SLOTS, FACTORS, GATE,
-                      HAS_BIAS, USE_L2NORM)),
+                      HAS_BIAS, USE_L2NORM, HAS_FIRST)),
         ][: 2 + FACTORS],
         [4, 4, 4][: 1 + FACTORS],
         [SCORE_REGS, FACTOR_REGS, FACTOR_REGS][: 1 + FACTORS],

@@ -87,6 +87,8 @@ class Slots:
     norm: gl.shared_memory_descriptor
     bnorm: gl.shared_memory_descriptor
     square: gl.shared_memory_descriptor
+    large: gl.shared_memory_descriptor
+    first: gl.shared_memory_descriptor
     decays: gl.shared_memory_descriptor
     window: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
@@ -98,10 +100,12 @@ class Slots:
     Z8: gl.shared_memory_descriptor
     YT: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
+    measured: gl.shared_memory_descriptor
     factored: gl.shared_memory_descriptor
     ready: gl.shared_memory_descriptor
     again: gl.shared_memory_descriptor
     reloaded: gl.shared_memory_descriptor
+    began: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
     def __init__(self, *parts):
@@ -178,6 +182,8 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     norm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
     bnorm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
     square = gl.allocate_shared_memory(gl.float32, [SLOTS * 2, 2 * C], VECTOR)
+    large = gl.allocate_shared_memory(gl.int32, [SLOTS, 128], VECTOR)
+    first = gl.allocate_shared_memory(gl.int32, [128], VECTOR)
     decays = gl.allocate_shared_memory(gl.float32, [SLOTS, 2, P, PANEL], CUBE)
     window = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], VECTOR)
     o = gl.allocate_shared_memory(dtype, [C, V], ROWS)
@@ -189,9 +195,12 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     Z8 = gl.allocate_shared_memory(gl.float32, [2, 8, 8], ROWS8)
     YT = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS16_3D)
     full = signals(SLOTS)
+    measured = signals(SLOTS)
     factored = signals(SLOTS)
     ready = signals(SLOTS)
     again = signals(FACTORS)
     reloaded = signals(FACTORS)
-    return Slots(kq, g, v, scores, A21, Y22, low, A21_low, Y22_low, norm, bnorm, square, decays, window, o, bits,
-                 D, N, columns, rows, Z8, YT, full, factored, ready, again, reloaded)  # fmt: skip
+    began = signals(1)
+    return Slots(kq, g, v, scores, A21, Y22, low, A21_low, Y22_low, norm, bnorm, square, large, first, decays, window,
+                 o, bits, D, N, columns, rows, Z8, YT, full, measured, factored, ready, again, reloaded,
+                 began)  # fmt: skip

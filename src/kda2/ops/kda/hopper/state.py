@@ -9,7 +9,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kda2.backends.gluon import barrier, next_slot, release, wait
+from kda2.backends.gluon import barrier, commit, next_slot, release, wait
+from kda2.ops.kda.hopper.measure import how_large, limits_of_state
 from kda2.ops.kda.hopper.slots import MORE, PANEL, ROWS, VECTOR, WHOLE, C, load, mma, window_of
 
 
@@ -45,10 +46,24 @@ def multiply_all(b_a, b, b_low, b_acc, N: gl.constexpr, WARPS: gl.constexpr, TER
 
 
 @gluon.jit
+def announce(s, S, V: gl.constexpr, USE_L2NORM: gl.constexpr):
+    """Say how large the initial state is: bits by row of V, none for rows that there are not."""
+    limits: gl.constexpr = limits_of_state(USE_L2NORM)
+    b_most = gl.max(gl.abs(S[0]), axis=1)
+    if len(S) == 2:
+        b_most = gl.maximum(b_most, gl.max(gl.abs(S[1]), axis=1))
+    b_bits = how_large(b_most, limits[0], limits[1])
+    s.first.slice(0, V).store(b_bits)
+    if V == 64:
+        s.first.slice(V, V).store(gl.zeros_like(b_bits))
+    commit(s.began, 0)
+
+
+@gluon.jit
 def state(
     s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v, bos, eos, rest,
     K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr, TERMS: gl.constexpr,
-    HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr,
+    HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr, USE_L2NORM: gl.constexpr,
 ):  # fmt: skip
     """Per chunk, with S the state decayed to the middle of the chunk, everything transposed [V, ..]:
 
@@ -82,6 +97,8 @@ def state(
             S = S + (gl.load(p_S).to(gl.float32),)
         else:
             S = S + (gl.zeros([V, PANEL], gl.float32, L),)
+    if HAS_FIRST:
+        announce(s, S, V, USE_L2NORM)
     slot = 0
     ready = 0
     t0 = bos

@@ -1,0 +1,137 @@
+"""What is known of a chunk before it has factors: norms, and whether values are large."""
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from kda2.backends.gluon import commit, wait_turn
+from kda2.ops.kda.hopper.slots import PANEL, TILES, C, along, mma, recomputed, tile
+
+# Bits: factors that fill the range of fp32 are too large for what they multiply, or even those of E up to LESS.
+LARGE = gl.constexpr(8)
+HUGE = gl.constexpr(16)
+EACH = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number for each thread of a role of 4 warps
+
+
+@gluon.jit
+def either(a, b):
+    return a | b
+
+
+@gluon.constexpr_function
+def larger_of_two(dtype):
+    return "max.xorsign.abs." + ("bf16x2" if dtype == gl.bfloat16 else "f16x2") + " $0, $1, $2;"
+
+
+@gluon.jit
+def largest(x):
+    """max |x| over 16 tokens in fp32: of x [panels, 2, 16, channels], one number for each half and channel."""
+    for bit in gl.static_range(4):
+        a, b = gl.split(x.reshape([x.shape[0], 2, 2, 8 >> bit, PANEL]).permute((0, 1, 3, 4, 2)))
+        x = gl.inline_asm_elementwise(larger_of_two(x.dtype), "=r,r,r", [a, b], x.dtype, True, 2)
+    return gl.abs(x.reshape([x.shape[0], 2, PANEL]).to(gl.float32))
+
+
+@gluon.jit
+def clear_rows(x, rows, value, L: gl.constexpr):
+    """Overwrite the tokens from `rows` on of a tile [panels, 2, 16, channels]."""
+    o_half = recomputed(gl.arange(0, 2, along(L, 1)))[None, :, None, None]
+    o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
+    x.store(gl.where(o_half * 16 + o_t < rows, x.load(L), value).to(x.dtype))
+
+
+@gluon.jit
+def start_squares(kq, slot, P: gl.constexpr):
+    """Start [k; q] [k; q]^T, whose diagonals are |k|^2, |q|^2 and q . k of each token."""
+    b_G = gl.zeros([2 * C, 2 * C], gl.float32, mma(2 * C))
+    for p in gl.static_range(P):
+        rows = kq.index(slot * P + p)
+        b_G = warpgroup_mma(rows, rows.permute((1, 0)), b_G, use_acc=p > 0, is_async=True)
+    return b_G
+
+
+@gluon.jit
+def diagonals(b_G):
+    """Of [k; q] [k; q]^T, one entry a row: (|k|^2, q . k) and (k . q, |q|^2)."""
+    L: gl.constexpr = mma(C)
+    o_i = gl.arange(0, 2 * C, gl.SliceLayout(1, L))
+    o_j = gl.arange(0, C, gl.SliceLayout(0, L))
+    on_diagonal = (o_i % C)[:, None] == o_j[None, :]
+    b_k, b_q = gl.split(b_G.reshape([2 * C, 2, C]).permute((0, 2, 1)))
+    b_k = gl.sum(gl.where(on_diagonal, gl.convert_layout(b_k, L), 0.0), axis=1)
+    b_q = gl.sum(gl.where(on_diagonal, gl.convert_layout(b_q, L), 0.0), axis=1)
+    return b_k, b_q
+
+
+@gluon.jit
+def one_each(b_bits):
+    """Bits by channel as one number a thread [128]."""
+    return gl.convert_layout(gl.reduce(b_bits.reshape([128, b_bits.numel // 128]), 1, either), EACH)
+
+
+@gluon.jit
+def how_large(b_x, large: gl.constexpr, huge: gl.constexpr):
+    return gl.where(b_x > huge, LARGE + HUGE, gl.where(b_x > large, LARGE, 0))
+
+
+@gluon.constexpr_function
+def limits_of_rows(use_l2norm):
+    """Of squared norms of k and q: what times 2^116, and times 2^104, stays in bf16, and in fp32 what KR writes. That
+    is KR (v - S^T k), where S^T k is at most 12 times a value that S holds; normalised keys shrink in it."""
+    return (2.0**20, 2.0**44) if use_l2norm else (2.0**2, 2.0**10)
+
+
+@gluon.constexpr_function
+def limits_of_values(use_l2norm):
+    """The same of values."""
+    return (2.0**6, 2.0**18) if use_l2norm else (2.0**6, 2.0**12)
+
+
+@gluon.constexpr_function
+def limits_of_state(use_l2norm):
+    """The same of an initial state's elements."""
+    return (2.0**6, 2.0**18) if use_l2norm else (2.0**4, 2.0**8)
+
+
+@gluon.jit
+def at_first(s, HAS_FIRST: gl.constexpr):
+    """Bits of the initial state, which state looks at [128]."""
+    if HAS_FIRST:
+        wait_turn(s.began, 0, 0)
+        return s.first.load(EACH)
+    else:
+        return gl.zeros([128], gl.int32, EACH)
+
+
+@gluon.jit
+def measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
+    """Clear what is no token of a slot with so many, but for its gates; store the squares of its norms; return bits of
+    its values [128]."""
+    kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, K // PANEL, 4, 16, PANEL], TILES).index(slot)
+    values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES).index(slot)
+    if tokens < C:
+        clear_rows(kq.slice(0, 2, dim=1), tokens, 0.0, tile(K))
+        clear_rows(kq.slice(2, 2, dim=1), tokens, 0.0, tile(K))
+        clear_rows(values, tokens, 0.0, tile(V))
+        fence_async_shared()
+    b_G = start_squares(s.kq, slot, K // PANEL)
+    limits: gl.constexpr = limits_of_values(USE_L2NORM)
+    b_large = one_each(how_large(largest(values.load(tile(V))), limits[0], limits[1]))
+    b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
+    s.square.index(slot * 2).store(b_kk)
+    s.square.index(slot * 2 + 1).store(b_qq)
+    return b_large
+
+
+@gluon.jit
+def remember(s, n, b_large, b_before, SLOTS: gl.constexpr, FACTORS: gl.constexpr):
+    """Bits of chunk n and of all before it, since the state remembers those [128]: of `b_before`, and where another
+    role has the chunk before this one, of what it found."""
+    b_large |= b_before
+    if FACTORS == 2:
+        if n > 0:
+            wait_turn(s.measured, (n - 1) % SLOTS, (n - 1) // SLOTS)
+            b_large |= s.large.index((n - 1) % SLOTS).load(EACH)
+        s.large.index(n % SLOTS).store(b_large)
+        commit(s.measured, n % SLOTS)
+    return b_large
