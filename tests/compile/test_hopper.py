@@ -26,7 +26,7 @@ from kda2.workbench.verifier.subject import Subject
 H, HV = 2, 4
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Bytes of local memory that one thread may spill to: role factor's, where a chunk goes in windows.
-MOST_SPILLS = 96
+MOST_SPILLS = 24
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,12 @@ def test_one_compilation_serves_every_length(shape: Shape, packed: bool, heads_f
     assert len({code_key(launch_of(s), 90) for s in same}) == 1
 
 
-def test_factor_roles_must_share_the_slots_evenly() -> None:
+def test_two_factor_roles_need_a_slot_more() -> None:
     call = call_of(DEFAULT)
     config = default_configs(key_of(call))["fused"]
     assert config.tiles["FACTORS"] == 2
-    (launch,) = launches(call, {"fused": replace(config, tiles={**config.tiles, "SLOTS": 5})})
-    with pytest.raises(BuildError, match="each factor role must see the same slots"):
+    (launch,) = launches(call, {"fused": replace(config, tiles={**config.tiles, "SLOTS": 2})})
+    with pytest.raises(BuildError, match="a factor role loads what comes after"):
         build(launch, 90)
 
 

@@ -277,7 +277,7 @@ def ring_configs(call: Call) -> Iterator[tuple[str, KernelConfig]]:
     for BV, FACTORS, registers in ((128, 1, {}), (64, 1, {"FACTOR_REGS": 136}), (64, 2, {"FACTOR_REGS": 120})):
         config = default_configs({**key_of(call), "halves_fit": BV == 64})["fused"]
         for SLOTS in range(2, 6 if BV == 128 else 7):
-            if SLOTS % FACTORS == 0:
+            if SLOTS > FACTORS:
                 tiles = {**config.tiles, "BV": BV, "SLOTS": SLOTS, "FACTORS": FACTORS, **registers}
                 name = f"BV={BV}, FACTORS={FACTORS}, SLOTS={SLOTS}"
                 yield name, replace(config, num_warps=BV // 16, tiles=tiles)

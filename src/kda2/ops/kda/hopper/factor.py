@@ -14,9 +14,10 @@ from kda2.ops.kda.hopper.measure import (
     either,
     how_large,
     limits_of_rows,
-    measure,
     one_each,
     remember,
+    start_measure,
+    store_squares,
 )
 from kda2.ops.kda.hopper.slots import (
     LOG2E,
@@ -30,6 +31,7 @@ from kda2.ops.kda.hopper.slots import (
     along,
     gate_rows,
     load,
+    load_first,
     recomputed,
     set_window,
     tile,
@@ -174,15 +176,19 @@ def large_rows(s, slot, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
 
 
 @gluon.jit
-def window_size(b_g, o_t, limit):
+def window_size(s, b_g, o_t, limit, WHICH: gl.constexpr):
     """The largest size, a power of two, of which all windows stay within a limit either side of their middle. A
     window's first token decays the state alone."""
-    size = 1
+    beyond = gl.zeros([128], gl.int32, EACH)  # a bit for each size: one exchange between warps for all
     for bit in gl.static_range(4):
         # sums from the middle on, and before it, in windows of 2 << bit tokens
         b_in = gl.where(o_t % (2 << bit) == 0, 0.0, b_g)
         b_side = gl.abs(gl.sum(b_in.reshape([b_g.shape[0], 2, 16 >> bit, 1 << bit, PANEL]), axis=3))
-        size = gl.where(gl.max(b_side.reshape([b_side.numel]), axis=0) <= limit, 2 << bit, size)
+        beyond |= one_each(gl.where(gl.max(b_side, axis=2) > limit, 1 << bit, 0))
+    found = any_bits(s, beyond, WHICH)
+    size = 1
+    for bit in gl.static_range(4):
+        size = gl.where(found & (1 << bit) == 0, 2 << bit, size)
     return size
 
 
@@ -207,10 +213,11 @@ def gate_tile(s, K):
 
 
 @gluon.jit
-def factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.constexpr, K: gl.constexpr,
-                 SLOTS: gl.constexpr, GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
-    """Factors and decays of a measured slot with so many tokens; `b_large` are the bits of its values. Returns what was
-    found: where it is `too_far`, the factors do not hold what they should."""
+def factor_chunk(s, n, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr,
+                 SLOTS: gl.constexpr, FACTORS: gl.constexpr, GATE: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
+    """Factors, decays and squares of chunk n with so many tokens. Returns what was found: where it is `too_far`, the
+    factors do not hold what they should; and `b_large` with the bits of this chunk's values."""
+    slot = n % SLOTS
     P: gl.constexpr = K // PANEL
     L: gl.constexpr = tile(K)
     keys, queries, gates, KL, QL, KR = tiles_of(s, slot, K, SLOTS)
@@ -218,33 +225,38 @@ def factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.con
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))  # no decay
     channels: gl.constexpr = gl.SliceLayout(2, L)
     o_side = gl.arange(0, 2, along(channels, 1))[None, :, None]
+    b_G, b_now = start_measure(s, slot, tokens, K, V, SLOTS, USE_L2NORM)
+    store_squares(s, slot, b_G)
+    b_large = remember(s, n, b_now, b_large, SLOTS, FACTORS)
     b_sum = gl.associative_scan(log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 2, add)
     b_tot = gl.reduce(b_sum, 2, last_of)
     b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
-    b_large |= large_rows(s, slot, SLOTS, USE_L2NORM)
-    found = any_bits(s, one_each(how_far(b_tot)) | b_large, WHICH)
+    b_rows = large_rows(s, slot, SLOTS, USE_L2NORM)
+    found = any_bits(s, one_each(how_far(b_tot)) | b_large | b_rows, WHICH)
     if too_far(found):
         # an anchor off the middle, where the decay is half of the chunk's, may do
         s.decays.index(slot).permute((1, 0, 2)).store(b_tot)
-        by_half = s.decays._reinterpret(gl.float32, [SLOTS * 2, P, PANEL], MATRIX)
-        b_first = by_half.index(slot * 2).load(gl.SliceLayout(1, channels))[:, None, :]
-        b_second = by_half.index(slot * 2 + 1).load(gl.SliceLayout(1, channels))[:, None, :]
+        by_half = s.decays.index(slot)._reinterpret(gl.float32, [2, P, PANEL], MATRIX)
+        b_first = by_half.index(0).load(gl.SliceLayout(1, channels))[:, None, :]
+        b_second = by_half.index(1).load(gl.SliceLayout(1, channels))[:, None, :]
         b_tot = gl.zeros_like(b_tot) + 0.5 * (b_first + b_second)
         b_E += (b_first - b_tot)[:, :, None, :]
-        found = any_bits(s, one_each(how_far(b_tot)) | b_large, WHICH)
+        found = any_bits(s, one_each(how_far(b_tot)) | b_large | b_rows, WHICH)
     s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
-    b_k = keys.load(L)
-    KR.store(times(b_k, as_factor(gl.exp2(-b_E), s.kq.dtype)))
+    # in place of b_E before k and q come: fewer registers
+    b_R = as_factor(gl.exp2(-b_E), s.kq.dtype)
     b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
+    b_k = keys.load(L)
+    KR.store(times(b_k, b_R))
     b_q = queries.load(L)
     KL.store(times(b_k, b_L))
     QL.store(times(b_q, b_L))
-    return found
+    return found, b_large
 
 
 @gluon.jit
-def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K: gl.constexpr, SLOTS: gl.constexpr,
-                  GATE: gl.constexpr):  # fmt: skip
+def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, WHICH: gl.constexpr, K: gl.constexpr,
+                  SLOTS: gl.constexpr, GATE: gl.constexpr):  # fmt: skip
     """Factors and decays of a window of a slot, from token `first` on, and how many tokens it has: as many as `limit`
     allows where size is 0. Other rows become 0."""
     L: gl.constexpr = tile(K)
@@ -255,7 +267,7 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))
     b_g = log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE)
     if size == 0:
-        size = window_size(b_g, o_t, limit)
+        size = window_size(s, b_g, o_t, limit, WHICH)
     # the first token's decay is the state's alone
     b_first = gl.sum(gl.where(o_r == first, b_g, 0.0), axis=2)
     b_E = gl.associative_scan(gl.where((o_r > first) & (o_r < first + size), b_g, 0.0), 2, add)
@@ -276,19 +288,23 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K
 
 @gluon.jit
 def factor(
-    s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound,
+    s, source, p_A_log, p_dt_bias, s_dt_d, p_first, s_first_k, s_first_v, bos, eos, lower_bound,
     WHICH: gl.constexpr, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr,
     GATE: gl.constexpr, HAS_BIAS: gl.constexpr, USE_L2NORM: gl.constexpr, HAS_FIRST: gl.constexpr,
+    KEYS_FIRST: gl.constexpr,
 ):  # fmt: skip
     """With E_t the log decay between the middle of a chunk and token t: KL = k exp(E), QL = q exp(E), KR = k exp(-E).
 
     KL_i . KR_j is then k_i . k_j decayed from j to i, and a state decayed to the middle is all that state needs. Where
     E would leave the range of fp32, the chunk goes through the ring in windows: the same slot, again and again, with
-    the rows outside a window zero. Chunks = WHICH modulo FACTORS are this one's.
+    the rows outside a window zero. Chunks = WHICH modulo FACTORS are this one's. Two such roles wait more than state
+    does, and load what all roles read.
     """
+    if FACTORS == 2:
+        load_first(s, source, bos, eos, WHICH, K, V, SLOTS, 2)
     a, b_bias = load_head(p_A_log, p_dt_bias, s_dt_d, GATE, HAS_BIAS, K)
     chunks = (eos - bos + C - 1) // C
-    b_large = at_first(s, HAS_FIRST)
+    b_large = at_first(p_first, s_first_k, s_first_v, K, V, HAS_FIRST, KEYS_FIRST, USE_L2NORM)
     again = 0
     turn = 0  # of windows
     for n in range(WHICH, chunks, FACTORS):
@@ -296,9 +312,8 @@ def factor(
         t0 = bos + n * C
         tokens = eos - t0
         wait_turn(s.full, slot, n // SLOTS)
-        b_now = measure(s, slot, tokens, K, V, SLOTS, USE_L2NORM)
-        b_large = remember(s, n, b_now, b_large, SLOTS, FACTORS)
-        found = factor_chunk(s, slot, tokens, b_large, a, b_bias, lower_bound, WHICH, K, SLOTS, GATE, USE_L2NORM)
+        found, b_large = factor_chunk(s, n, tokens, b_large, a, b_bias, lower_bound, WHICH, K, V, SLOTS, FACTORS, GATE,
+                                      USE_L2NORM)  # fmt: skip
         if not too_far(found):
             set_window(s, slot, WHOLE)
         else:
@@ -310,7 +325,8 @@ def factor(
                 barrier()
                 load(s, source, slot, s.reloaded.index(WHICH), t0, K, 0, SLOTS)
                 wait_turn(s.reloaded, WHICH, turn)
-                size = factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, K, SLOTS, GATE)
+                size = factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, WHICH, K, SLOTS,
+                                     GATE)  # fmt: skip
                 set_window(s, slot, first + (size << 8) + gl.where(first + size < C, MORE, 0))
                 first += size
                 if first < C:
@@ -320,3 +336,9 @@ def factor(
                 turn += 1
         fence_async_shared()
         commit(s.factored, slot)
+        # state is soon done with the chunk before the last, if it is not yet
+        old = n - FACTORS
+        new = old + SLOTS
+        if FACTORS == 2 and old >= 0 and new < chunks:
+            wait_turn(s.free, old % SLOTS, old // SLOTS)
+            load(s, source, old % SLOTS, s.full.index(old % SLOTS), bos + new * C, K, V, SLOTS)

@@ -52,8 +52,8 @@ def kda_fused(
     H: gl.constexpr, HV: gl.constexpr, K: gl.constexpr, VS: gl.constexpr, V: gl.constexpr,
     SLOTS: gl.constexpr, FACTORS: gl.constexpr, TERMS: gl.constexpr,
     GATE: gl.constexpr, HAS_BIAS: gl.constexpr, USE_L2NORM: gl.constexpr, USE_SIGMOID: gl.constexpr,
-    HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr, RANKED: gl.constexpr,
-    FACTOR_REGS: gl.constexpr, SCORE_REGS: gl.constexpr,
+    HAS_FIRST: gl.constexpr, KEYS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr,
+    RANKED: gl.constexpr, FACTOR_REGS: gl.constexpr, SCORE_REGS: gl.constexpr,
 ):  # fmt: skip
     """
     Computes: o and the final state of one sequence, value head and slice of V channels, out of VS slices.
@@ -61,11 +61,11 @@ def kda_fused(
               dt_bias [HV, K], initial state [N, HV, K, VS V] in either layout.
     Writes:   o [B, T, HV, VS V] (through TMA but for windows, and what comes last in a packed sequence), final state.
     Grid:     N * HV * VS, the longest of at most RANKED packed sequences first.
-    Assumes:  descriptors as [B, heads, T, channels] with boxes [1, 1, 32, channels]; SLOTS a multiple of FACTORS;
+    Assumes:  descriptors as [B, heads, T, channels] with boxes [1, 1, 32, channels]; SLOTS more than FACTORS;
               num_warps = V / 16.
     Source:   Kimi Linear (arXiv 2510.26692), chunkwise form with the decay anchored at the middle of a chunk.
     """
-    gl.static_assert(SLOTS % FACTORS == 0, "each factor role must see the same slots in every turn")
+    gl.static_assert(SLOTS > FACTORS, "a factor role loads what comes after the chunks that others are at")
     i_v = gl.program_id(0) % VS
     i_hv = gl.program_id(0) // VS % HV
     i_n = gl.program_id(0) // VS // HV
@@ -92,13 +92,12 @@ def kda_fused(
     gl.warp_specialize(
         [
             (state, (s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
-                     bos, eos, rest, K, V, SLOTS, FACTORS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED,
-                     USE_L2NORM)),
+                     bos, eos, rest, K, V, SLOTS, FACTORS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
             (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, K, SLOTS, TERMS, USE_L2NORM, USE_SIGMOID)),
-            (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, 0, K, V, SLOTS, FACTORS, GATE,
-                      HAS_BIAS, USE_L2NORM, HAS_FIRST)),
-            (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, bos, eos, lower_bound, 1, K, V, SLOTS, FACTORS, GATE,
-                      HAS_BIAS, USE_L2NORM, HAS_FIRST)),
+            (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, p_first, s_first_k, s_first_v, bos, eos, lower_bound,
+                      0, K, V, SLOTS, FACTORS, GATE, HAS_BIAS, USE_L2NORM, HAS_FIRST, KEYS_FIRST)),
+            (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, p_first, s_first_k, s_first_v, bos, eos, lower_bound,
+                      1, K, V, SLOTS, FACTORS, GATE, HAS_BIAS, USE_L2NORM, HAS_FIRST, KEYS_FIRST)),
         ][: 2 + FACTORS],
         [4, 4, 4][: 1 + FACTORS],
         [SCORE_REGS, FACTOR_REGS, FACTOR_REGS][: 1 + FACTORS],

@@ -94,6 +94,7 @@ def _launch(call: Call, o: Tensor, final: Tensor | None, configs: Configs | None
         "SLOTS": tiles["SLOTS"], "FACTORS": tiles["FACTORS"], "TERMS": _terms(call),
         "GATE": gate.kind, "HAS_BIAS": gate.dt_bias is not None, "USE_L2NORM": options.qk_l2norm,
         "USE_SIGMOID": options.beta_sigmoid, "HAS_FIRST": call.initial_state is not None,
+        "KEYS_FIRST": options.state_layout == "kv",
         "STORE_LAST": final is not None, "IS_PACKED": is_packed, "RANKED": RANKED if is_packed and N <= RANKED else 0,
         "FACTOR_REGS": tiles["FACTOR_REGS"], "SCORE_REGS": tiles["SCORE_REGS"],
     }  # fmt: skip

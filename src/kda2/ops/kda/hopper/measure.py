@@ -94,19 +94,28 @@ def limits_of_state(use_l2norm):
 
 
 @gluon.jit
-def at_first(s, HAS_FIRST: gl.constexpr):
-    """Bits of the initial state, which state looks at [128]."""
+def at_first(p_first, s_first_k, s_first_v, K: gl.constexpr, V: gl.constexpr, HAS_FIRST: gl.constexpr,
+             KEYS_FIRST: gl.constexpr, USE_L2NORM: gl.constexpr):  # fmt: skip
+    """Bits of the initial state [128], read as it lies in memory: rows of keys or of values."""
+    R: gl.constexpr = K if KEYS_FIRST else V
+    D: gl.constexpr = V if KEYS_FIRST else K
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [4, 1], [1, 0])
+    limits: gl.constexpr = limits_of_state(USE_L2NORM)
+    b_most = gl.zeros([16, D], gl.float32, L)
     if HAS_FIRST:
-        wait_turn(s.began, 0, 0)
-        return s.first.load(EACH)
-    else:
-        return gl.zeros([128], gl.int32, EACH)
+        s_r = s_first_k if KEYS_FIRST else s_first_v
+        s_d = s_first_v if KEYS_FIRST else s_first_k
+        p_S = p_first + gl.arange(0, 16, gl.SliceLayout(1, L))[:, None] * s_r
+        p_S += gl.arange(0, D, gl.SliceLayout(0, L))[None, :] * s_d
+        for i in gl.static_range(R // 16):
+            b_most = gl.maximum(b_most, gl.abs(gl.load(p_S + i * 16 * s_r).to(gl.float32)))
+    return one_each(how_large(b_most, limits[0], limits[1]))
 
 
 @gluon.jit
-def measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
-    """Clear what is no token of a slot with so many, but for its gates; store the squares of its norms; return bits of
-    its values [128]."""
+def start_measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
+    """Clear what is no token of a slot with so many, but for its gates; start the squares of its norms, and return bits
+    of its values [128] beside them."""
     kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, K // PANEL, 4, 16, PANEL], TILES).index(slot)
     values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES).index(slot)
     if tokens < C:
@@ -116,11 +125,14 @@ def measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constex
         fence_async_shared()
     b_G = start_squares(s.kq, slot, K // PANEL)
     limits: gl.constexpr = limits_of_values(USE_L2NORM)
-    b_large = one_each(how_large(largest(values.load(tile(V))), limits[0], limits[1]))
+    return b_G, one_each(how_large(largest(values.load(tile(V))), limits[0], limits[1]))
+
+
+@gluon.jit
+def store_squares(s, slot, b_G):
     b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
     s.square.index(slot * 2).store(b_kk)
     s.square.index(slot * 2 + 1).store(b_qq)
-    return b_large
 
 
 @gluon.jit

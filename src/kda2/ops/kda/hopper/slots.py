@@ -88,7 +88,6 @@ class Slots:
     bnorm: gl.shared_memory_descriptor
     square: gl.shared_memory_descriptor
     large: gl.shared_memory_descriptor
-    first: gl.shared_memory_descriptor
     decays: gl.shared_memory_descriptor
     window: gl.shared_memory_descriptor
     o: gl.shared_memory_descriptor
@@ -105,7 +104,7 @@ class Slots:
     ready: gl.shared_memory_descriptor
     again: gl.shared_memory_descriptor
     reloaded: gl.shared_memory_descriptor
-    began: gl.shared_memory_descriptor
+    free: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
     def __init__(self, *parts):
@@ -153,6 +152,13 @@ def load(s, source, slot, full, t0, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.
 
 
 @gluon.jit
+def load_first(s, source, bos, eos, which, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, BY: gl.constexpr):
+    """Start the copies of every BY-th chunk from `which` on, as many as there are slots for."""
+    for slot in range(which, gl.minimum((eos - bos + C - 1) // C, SLOTS), BY):
+        load(s, source, slot, s.full.index(slot), bos + slot * C, K, V, SLOTS)
+
+
+@gluon.jit
 def window_of(s, slot, WARPS: gl.constexpr):
     """Which tokens of its chunk a slot holds."""
     return gl.sum(s.window.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), axis=0)
@@ -183,7 +189,6 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     bnorm = gl.allocate_shared_memory(gl.float32, [SLOTS, 2 * C], VECTOR)
     square = gl.allocate_shared_memory(gl.float32, [SLOTS * 2, 2 * C], VECTOR)
     large = gl.allocate_shared_memory(gl.int32, [SLOTS, 128], VECTOR)
-    first = gl.allocate_shared_memory(gl.int32, [128], VECTOR)
     decays = gl.allocate_shared_memory(gl.float32, [SLOTS, 2, P, PANEL], CUBE)
     window = gl.allocate_shared_memory(gl.int32, [SLOTS, 1], VECTOR)
     o = gl.allocate_shared_memory(dtype, [C, V], ROWS)
@@ -200,7 +205,6 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     ready = signals(SLOTS)
     again = signals(FACTORS)
     reloaded = signals(FACTORS)
-    began = signals(1)
-    return Slots(kq, g, v, scores, A21, Y22, low, A21_low, Y22_low, norm, bnorm, square, large, first, decays, window,
-                 o, bits, D, N, columns, rows, Z8, YT, full, measured, factored, ready, again, reloaded,
-                 began)  # fmt: skip
+    free = signals(SLOTS)
+    return Slots(kq, g, v, scores, A21, Y22, low, A21_low, Y22_low, norm, bnorm, square, large, decays, window, o, bits,
+                 D, N, columns, rows, Z8, YT, full, measured, factored, ready, again, reloaded, free)  # fmt: skip

@@ -9,9 +9,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kda2.backends.gluon import barrier, commit, next_slot, release, wait
-from kda2.ops.kda.hopper.measure import how_large, limits_of_state
-from kda2.ops.kda.hopper.slots import MORE, PANEL, ROWS, VECTOR, WHOLE, C, load, mma, window_of
+from kda2.backends.gluon import barrier, next_slot, release, wait
+from kda2.ops.kda.hopper.slots import MORE, PANEL, ROWS, VECTOR, WHOLE, C, load, load_first, mma, window_of
 
 
 @gluon.jit
@@ -46,24 +45,10 @@ def multiply_all(b_a, b, b_low, b_acc, N: gl.constexpr, WARPS: gl.constexpr, TER
 
 
 @gluon.jit
-def announce(s, S, V: gl.constexpr, USE_L2NORM: gl.constexpr):
-    """Say how large the initial state is: bits by row of V, none for rows that there are not."""
-    limits: gl.constexpr = limits_of_state(USE_L2NORM)
-    b_most = gl.max(gl.abs(S[0]), axis=1)
-    if len(S) == 2:
-        b_most = gl.maximum(b_most, gl.max(gl.abs(S[1]), axis=1))
-    b_bits = how_large(b_most, limits[0], limits[1])
-    s.first.slice(0, V).store(b_bits)
-    if V == 64:
-        s.first.slice(V, V).store(gl.zeros_like(b_bits))
-    commit(s.began, 0)
-
-
-@gluon.jit
 def state(
     s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v, bos, eos, rest,
     K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr, TERMS: gl.constexpr,
-    HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr, USE_L2NORM: gl.constexpr,
+    HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr,
 ):  # fmt: skip
     """Per chunk, with S the state decayed to the middle of the chunk, everything transposed [V, ..]:
 
@@ -71,7 +56,7 @@ def state(
     and of the second 16 tokens Vn <- Vn - Y22 A21 Vn of the first
     o = |q|^-1 scale (QL S + Aqk Vn)        S <- S + KR^T Vn, then decayed to the end
 
-    Loads what all roles read: the role that is done with a slot last, and that has time to spare.
+    Beside one factor role, which everybody waits for, it also loads what all roles read.
     """
     P: gl.constexpr = K // PANEL
     W: gl.constexpr = s.g.dtype.primitive_bitwidth // 16
@@ -88,8 +73,8 @@ def state(
     o_k = gl.arange(0, PANEL, gl.SliceLayout(0, L))
     o_t = gl.arange(0, C, token)
     p_rows = p_o + gl.arange(0, V, gl.SliceLayout(1, L_C))[:, None]
-    for slot in range(gl.minimum((eos - bos + C - 1) // C, SLOTS)):
-        load(s, source, slot, s.full.index(slot), bos + slot * C, K, V, SLOTS)
+    if FACTORS == 1:
+        load_first(s, source, bos, eos, 0, K, V, SLOTS, 1)
     S = ()
     for p in gl.static_range(P):
         if HAS_FIRST:
@@ -97,8 +82,6 @@ def state(
             S = S + (gl.load(p_S).to(gl.float32),)
         else:
             S = S + (gl.zeros([V, PANEL], gl.float32, L),)
-    if HAS_FIRST:
-        announce(s, S, V, USE_L2NORM)
     slot = 0
     ready = 0
     t0 = bos
@@ -151,18 +134,20 @@ def state(
         b_O = warpgroup_mma_wait(0, [b_O])
         b_o = (b_O * b_qnorm[None, :]).to(s.o.dtype)
         more = window & MORE
+        tma.store_wait(0)  # here, since one barrier then serves this and the signal
         if more != 0:
             release(s.again, (t0 - bos) // C % FACTORS)
+        elif FACTORS == 2:
+            release(s.free, slot)
         else:
             barrier()
             if t0 + SLOTS * C < eos:
                 load(s, source, slot, s.full.index(slot), t0 + SLOTS * C, K, V, SLOTS)
         if (window != WHOLE) | (IS_PACKED & (t0 + C > eos)):
-            first = window & 255
-            inside = (o_t >= first) & (o_t < first + ((window >> 8) & 255)) & (t0 + o_t < eos)
+            first = t0 + (window & 255)
+            inside = (t0 + o_t >= first) & (t0 + o_t < gl.minimum(first + ((window >> 8) & 255), eos))
             gl.store(p_rows + (t0 + o_t).to(gl.int64)[None, :] * s_o_t, b_o, mask=inside[None, :])
         else:
-            tma.store_wait(0)  # Gluon adds a barrier: one thread has started the copy
             s.o.permute((1, 0)).store(b_o)
             fence_async_shared()
             barrier()
