@@ -14,10 +14,9 @@ from kda2.ops.kda.hopper.measure import (
     either,
     how_large,
     limits_of_rows,
+    measure,
     one_each,
     remember,
-    start_measure,
-    store_squares,
 )
 from kda2.ops.kda.hopper.slots import (
     LOG2E,
@@ -225,8 +224,7 @@ def factor_chunk(s, n, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.conste
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))  # no decay
     channels: gl.constexpr = gl.SliceLayout(2, L)
     o_side = gl.arange(0, 2, along(channels, 1))[None, :, None]
-    b_G, b_now = start_measure(s, slot, tokens, K, V, SLOTS, USE_L2NORM)
-    store_squares(s, slot, b_G)
+    b_now = measure(s, slot, tokens, K, V, SLOTS, USE_L2NORM)
     b_large = remember(s, n, b_now, b_large, SLOTS, FACTORS)
     b_sum = gl.associative_scan(log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 2, add)
     b_tot = gl.reduce(b_sum, 2, last_of)

@@ -113,9 +113,9 @@ def at_first(p_first, s_first_k, s_first_v, K: gl.constexpr, V: gl.constexpr, HA
 
 
 @gluon.jit
-def start_measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
-    """Clear what is no token of a slot with so many, but for its gates; start the squares of its norms, and return bits
-    of its values [128] beside them."""
+def measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
+    """Clear what is no token of a slot with so many, but for its gates; store the squares of its norms; return bits of
+    its values [128]."""
     kq = s.kq._reinterpret(s.kq.dtype, [SLOTS, K // PANEL, 4, 16, PANEL], TILES).index(slot)
     values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES).index(slot)
     if tokens < C:
@@ -125,14 +125,11 @@ def start_measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.c
         fence_async_shared()
     b_G = start_squares(s.kq, slot, K // PANEL)
     limits: gl.constexpr = limits_of_values(USE_L2NORM)
-    return b_G, one_each(how_large(largest(values.load(tile(V))), limits[0], limits[1]))
-
-
-@gluon.jit
-def store_squares(s, slot, b_G):
+    b_large = one_each(how_large(largest(values.load(tile(V))), limits[0], limits[1]))
     b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
     s.square.index(slot * 2).store(b_kk)
     s.square.index(slot * 2 + 1).store(b_qq)
+    return b_large
 
 
 @gluon.jit
