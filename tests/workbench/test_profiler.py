@@ -240,6 +240,14 @@ def test_gate_regimes(gate: str) -> None:
     assert {"strong": mean < -2, "weak": -0.1 < mean < 0, "mixed": -2.5 < mean < 0, "none": mean == 0}[gate]
 
 
+def test_softplus_has_the_inputs_of_strong_and_a_gate_without_a_bound() -> None:
+    cases = [bench.typed_case("kda", {**PREFILL, "gate": gate}) for gate in ("strong", "softplus")]
+    strong, softplus = (problems.make_problem(case, CPU, 0) for case in cases)
+    assert all(torch.equal(x, softplus.tensors[name]) for name, x in strong.tensors.items())
+    assert (softplus.gate.kind, softplus.gate.lower_bound) == ("softplus", None)
+    assert not torch.allclose(problems.oracle(strong)["o"], problems.oracle(softplus)["o"])
+
+
 def test_costs_count_every_tensor_once() -> None:
     case = problems.PrefillCase.model_validate({**PREFILL, "kv_heads": 4})
     problem = problems.make_problem(case, CPU, 0)

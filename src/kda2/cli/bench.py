@@ -36,7 +36,7 @@ def bench(
     ],
     folder: Annotated[Path, typer.Option("--out", help="Where <suite>.jsonl is appended.")],
     cases: Annotated[str | None, typer.Option(help="Regular expression over names such as H64-8192-strong.")] = None,
-    gates: Annotated[str | None, typer.Option(help="Comma-separated gate regimes: strong, weak, mixed, none.")] = None,
+    gates: Annotated[str | None, typer.Option(help="Comma-separated gate regimes, such as strong,softplus.")] = None,
     impls: Annotated[str | None, typer.Option(help="Comma-separated, e.g. triton,fla,flash_kda,cudnn.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Timed calls per case; p95 needs 1000.")] = None,
     where: Annotated[str, typer.Option("--device", help="cuda, cuda:1, or cpu (small cases, --impls torch).")] = "cuda",

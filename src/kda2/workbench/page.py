@@ -27,8 +27,9 @@ them.
 
 A case is named by its heads (`H64`), the lengths of its sequences (`8x1024`: eight of them, packed) or the batch and
 the dtype of the state (`B16-fp32`), and its gate: `strong` forgets everything within some 16 tokens, `weak` remembers
-hundreds of them and more, `mixed` does both in different heads, `none` never forgets. Keys and values have 128 channels
-and tensors are bf16 unless the name says otherwise.
+hundreds of them and more, `mixed` does both in different heads, `none` never forgets, `softplus` has the inputs of
+`strong` and the gate that has no bound. Keys and values have 128 channels and tensors are bf16 unless the name says
+otherwise.
 """
 
 _FAMILIES = """\

@@ -2,6 +2,7 @@
 
 Gate regimes: inputs are randn, A_log and dt_bias uniform in [0, 1), lower_bound -5. `strong` is that; `weak` shifts g
 by -8, so that heads remember; `mixed` shifts each head by its own amount in [-8, 0]; `none` lets nothing decay.
+`softplus` has the inputs of `strong` and the softplus gate, which has no bound.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Case(BaseModel):
         tensors |= {"A_log": uniform(HV), "dt_bias": uniform(HV, K)}
         if self.gate == "none":
             tensors["g"].fill_(_NEVER)
-        elif self.gate != "strong":
+        elif self.gate in ("weak", "mixed"):
             tensors["g"] += -8.0 if self.gate == "weak" else (-8.0 * uniform(HV, 1)).to(tensors["g"].dtype)
         return tensors
 
@@ -195,12 +196,14 @@ class Problem:
 def make_problem(case: PrefillCase | StepCase, where: torch.device, seed: int) -> Problem:
     """The problem of a case, the same for the same seed and kind of device."""
     generator = torch.Generator(device=where).manual_seed(seed)
-    scale = case.k**-0.5
+    options = Options(case.k**-0.5, True)
+    if case.gate == "softplus":
+        options = replace(options, gate="softplus", lower_bound=None)
     if isinstance(case, StepCase):
         tensors = case.make((case.batch,), where, generator)
         shape = (case.batch, case.value_heads, case.k, case.v)
         state = torch.randn(shape, generator=generator, device=where)
-        return Problem(case, tensors | {"state": state.to(DTYPES[case.state_dtype])}, Options(scale, True))
+        return Problem(case, tensors | {"state": state.to(DTYPES[case.state_dtype])}, options)
     tensors = case.make((1, case.tokens), where, generator)
     if len(case.seqlens) > 1:
         offsets = torch.tensor([0, *case.seqlens]).cumsum(0)
@@ -208,7 +211,7 @@ def make_problem(case: PrefillCase | StepCase, where: torch.device, seed: int) -
     if case.state == "fp32-in-out":
         shape = (len(case.seqlens), case.value_heads, case.k, case.v)
         tensors["initial_state"] = torch.randn(shape, generator=generator, device=where)
-    return Problem(case, tensors, Options(scale, output_final_state=case.state != "none"))
+    return Problem(case, tensors, replace(options, output_final_state=case.state != "none"))
 
 
 def oracle(problem: Problem) -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from kda2.errors import InvalidValue
 from kda2.workbench.profiler.environment import checkout
 
 # Gates that a suite can make, those of a call as a model made it, and those that a probe family makes by itself.
-MadeRegime = Literal["strong", "weak", "mixed", "none"]
-GateRegime = Literal["strong", "weak", "mixed", "none", "captured", "own"]
+MadeRegime = Literal["strong", "weak", "mixed", "none", "softplus"]
+GateRegime = Literal["strong", "weak", "mixed", "none", "softplus", "captured", "own"]
 MADE_REGIMES: tuple[str, ...] = get_args(MadeRegime)
 REGIMES: tuple[str, ...] = get_args(GateRegime)
 # Records of test runs, which stand beside those of suites.
