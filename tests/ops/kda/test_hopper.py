@@ -89,6 +89,9 @@ HARD = (
     Hard("bound_large_keys", "bounded", _scaled("k", 1e4)),
     Hard("bound_large_values", "bounded", _scaled("v", 1e4)),
     Hard("bound_small_values", "bounded", _scaled("v", 1e-4)),
+    Hard("bound_tiny_values", "bounded", _scaled("v", 1e-6), state=1e-6),
+    Hard("bound_tiny_keys", "bounded", _scaled("k", 1e-5)),
+    Hard("bound_tiny_queries", "bounded", _scaled("q", 1e-5)),
     Hard("flipped_repeated_keys", "log", _repeated, neg_eigval=True),
     Hard("long_sequences_last", "bounded", lengths=(5, 40, 200, 7)),
 )

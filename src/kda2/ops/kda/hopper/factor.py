@@ -9,13 +9,13 @@ from kda2.ops.kda.hopper.measure import (
     EACH,
     HUGE,
     LARGE,
+    SEEN,
+    SEEN_BY_LESS,
     at_first,
     clear_rows,
-    either,
-    how_large,
+    largest_each,
     limits_of_rows,
     measure,
-    one_each,
     remember,
 )
 from kda2.ops.kda.hopper.slots import (
@@ -51,6 +51,11 @@ def add(a, b):
 @gluon.jit
 def last_of(a, b):
     return b
+
+
+@gluon.jit
+def either(a, b):
+    return a | b
 
 
 @gluon.jit
@@ -151,27 +156,36 @@ def any_bits(s, b_bits, WHICH: gl.constexpr):
 
 @gluon.jit
 def how_far(b_tot):
-    """Bits: 1, 2 and 4 where the log decay between the anchor and an end of the chunk leaves SAFE, LESS and LIMIT."""
-    return gl.where(b_tot < -SAFE, 1, 0) + gl.where(b_tot < -LESS, 2, 0) + gl.where(b_tot < -LIMIT, 4, 0)
+    """Bits: 1, 2 and 4 where the log decay between the anchor and an end of the chunk leaves SAFE, LESS and LIMIT
+    [128]."""
+    b_far = largest_each(-b_tot)
+    return gl.where(b_far > SAFE, 1, 0) + gl.where(b_far > LESS, 2, 0) + gl.where(b_far > LIMIT, 4, 0)
 
 
 @gluon.jit
 def too_far(found):
-    """Whether factors cannot hold what was found, bits of `how_far`, LARGE and HUGE."""
-    return ((found & 4) | ((found >> 3) & (found >> 1) & 1) | ((found >> 4) & found & 1)) != 0
+    """Whether factors cannot hold what was found, bits of `how_far` and of sizes."""
+    limit = limit_of(found)
+    return found & gl.where(limit == SAFE, 7, gl.where(limit == LESS, 6, 4)) != 0
 
 
 @gluon.jit
 def limit_of(found):
-    return gl.where(found & HUGE != 0, SAFE, gl.where(found & LARGE != 0, LESS, LIMIT))
+    safe = (found & HUGE != 0) | (found & SEEN_BY_LESS == 0)
+    less = (found & LARGE != 0) | (found & SEEN == 0)
+    return gl.where(safe, SAFE, gl.where(less, LESS, LIMIT))
 
 
 @gluon.jit
-def large_rows(s, slot, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
-    """LARGE and HUGE where rows of k and q are, from the squares of their norms [128]."""
+def odd_rows(s, slot, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
+    """LARGE and HUGE where rows of k and q are, or so small, from the squares of their norms [128]."""
     squares = s.square._reinterpret(gl.float32, [SLOTS, 4 * C], VECTOR).index(slot)
+    b_square = squares.load(EACH)  # of keys, twice q . k, of queries
+    o_i = gl.arange(0, 4 * C, EACH)
+    is_norm = ((o_i < C) | (o_i >= 3 * C)) & (b_square > 0.0)  # zeros may well stay zeros
     limits: gl.constexpr = limits_of_rows(USE_L2NORM)
-    return how_large(gl.abs(squares.load(EACH)), limits[0], limits[1])
+    b_large = gl.where(is_norm & ((b_square > limits[2]) | (b_square < limits[1])), LARGE, 0)
+    return b_large + gl.where(is_norm & ((b_square > limits[3]) | (b_square < limits[0])), HUGE, 0)
 
 
 @gluon.jit
@@ -183,7 +197,7 @@ def window_size(s, b_g, o_t, limit, WHICH: gl.constexpr):
         # sums from the middle on, and before it, in windows of 2 << bit tokens
         b_in = gl.where(o_t % (2 << bit) == 0, 0.0, b_g)
         b_side = gl.abs(gl.sum(b_in.reshape([b_g.shape[0], 2, 16 >> bit, 1 << bit, PANEL]), axis=3))
-        beyond |= one_each(gl.where(gl.max(b_side, axis=2) > limit, 1 << bit, 0))
+        beyond |= gl.where(largest_each(gl.max(b_side, axis=2)) > limit, 1 << bit, 0)
     found = any_bits(s, beyond, WHICH)
     size = 1
     for bit in gl.static_range(4):
@@ -229,8 +243,8 @@ def factor_chunk(s, n, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.conste
     b_sum = gl.associative_scan(log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 2, add)
     b_tot = gl.reduce(b_sum, 2, last_of)
     b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
-    b_rows = large_rows(s, slot, SLOTS, USE_L2NORM)
-    found = any_bits(s, one_each(how_far(b_tot)) | b_large | b_rows, WHICH)
+    b_rows = odd_rows(s, slot, SLOTS, USE_L2NORM)
+    found = any_bits(s, how_far(b_tot) | b_large | b_rows, WHICH)
     if too_far(found):
         # an anchor off the middle, where the decay is half of the chunk's, may do
         s.decays.index(slot).permute((1, 0, 2)).store(b_tot)
@@ -239,7 +253,7 @@ def factor_chunk(s, n, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.conste
         b_second = by_half.index(1).load(gl.SliceLayout(1, channels))[:, None, :]
         b_tot = gl.zeros_like(b_tot) + 0.5 * (b_first + b_second)
         b_E += (b_first - b_tot)[:, :, None, :]
-        found = any_bits(s, one_each(how_far(b_tot)) | b_large | b_rows, WHICH)
+        found = any_bits(s, how_far(b_tot) | b_large | b_rows, WHICH)
     s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
     # in place of b_E before k and q come: fewer registers
     b_R = as_factor(gl.exp2(-b_E), s.kq.dtype)

@@ -7,15 +7,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from kda2.backends.gluon import commit, wait_turn
 from kda2.ops.kda.hopper.slots import PANEL, TILES, C, along, mma, recomputed, tile
 
-# Bits: factors that fill the range of fp32 are too large for what they multiply, or even those of E up to LESS.
+# Bits: what factors multiply is too large for those that fill the range of fp32, or even for those of E up to LESS;
+# some of what the state holds is large enough to be seen through the former, or the latter.
 LARGE = gl.constexpr(8)
 HUGE = gl.constexpr(16)
+SEEN = gl.constexpr(32)
+SEEN_BY_LESS = gl.constexpr(64)
 EACH = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number for each thread of a role of 4 warps
-
-
-@gluon.jit
-def either(a, b):
-    return a | b
 
 
 @gluon.constexpr_function
@@ -64,33 +62,37 @@ def diagonals(b_G):
 
 
 @gluon.jit
-def one_each(b_bits):
-    """Bits by channel as one number a thread [128]."""
-    return gl.convert_layout(gl.reduce(b_bits.reshape([128, b_bits.numel // 128]), 1, either), EACH)
+def largest_each(b_x):
+    """The largest of each thread's, one number a thread [128]."""
+    return gl.convert_layout(gl.max(b_x.reshape([128, b_x.numel // 128]), 1), EACH)
 
 
 @gluon.jit
-def how_large(b_x, large: gl.constexpr, huge: gl.constexpr):
-    return gl.where(b_x > huge, LARGE + HUGE, gl.where(b_x > large, LARGE, 0))
+def how_large(b_x, limits: gl.constexpr):
+    """Bits of numbers >= 0 that the state holds or will hold [128]."""
+    b_x = largest_each(b_x)
+    b_bits = gl.where(b_x > limits[3], LARGE + HUGE, gl.where(b_x > limits[2], LARGE, 0))
+    return b_bits + gl.where(b_x > limits[1], SEEN + SEEN_BY_LESS, gl.where(b_x > limits[0], SEEN_BY_LESS, 0))
 
 
 @gluon.constexpr_function
 def limits_of_rows(use_l2norm):
-    """Of squared norms of k and q: what times 2^116, and times 2^104, stays in bf16, and in fp32 what KR writes. That
-    is KR (v - S^T k), where S^T k is at most 12 times a value that S holds; normalised keys shrink in it."""
-    return (2.0**20, 2.0**44) if use_l2norm else (2.0**2, 2.0**10)
+    """Of squared norms of k and q: what times 2^-104 and times 2^-116 stays in bf16; what times 2^116 and times 2^104
+    does, and in fp32 what KR writes. That is KR (v - S^T k), where S^T k is at most 12 times a value that S holds;
+    normalised keys shrink in it."""
+    return 2.0**-32, 2.0**-8, *((2.0**20, 2.0**44) if use_l2norm else (2.0**2, 2.0**10))
 
 
 @gluon.constexpr_function
 def limits_of_values(use_l2norm):
     """The same of values."""
-    return (2.0**6, 2.0**18) if use_l2norm else (2.0**6, 2.0**12)
+    return 2.0**-17, 2.0**-5, *((2.0**6, 2.0**18) if use_l2norm else (2.0**6, 2.0**12))
 
 
 @gluon.constexpr_function
 def limits_of_state(use_l2norm):
     """The same of an initial state's elements."""
-    return (2.0**6, 2.0**18) if use_l2norm else (2.0**4, 2.0**8)
+    return 2.0**-20, 2.0**-8, *((2.0**6, 2.0**18) if use_l2norm else (2.0**4, 2.0**8))
 
 
 @gluon.jit
@@ -109,7 +111,7 @@ def at_first(p_first, s_first_k, s_first_v, K: gl.constexpr, V: gl.constexpr, HA
         p_S += gl.arange(0, D, gl.SliceLayout(0, L))[None, :] * s_d
         for i in gl.static_range(R // 16):
             b_most = gl.maximum(b_most, gl.abs(gl.load(p_S + i * 16 * s_r).to(gl.float32)))
-    return one_each(how_large(b_most, limits[0], limits[1]))
+    return how_large(b_most, limits)
 
 
 @gluon.jit
@@ -125,7 +127,7 @@ def measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constex
         fence_async_shared()
     b_G = start_squares(s.kq, slot, K // PANEL)
     limits: gl.constexpr = limits_of_values(USE_L2NORM)
-    b_large = one_each(how_large(largest(values.load(tile(V))), limits[0], limits[1]))
+    b_large = how_large(largest(values.load(tile(V))), limits)
     b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
     s.square.index(slot * 2).store(b_kk)
     s.square.index(slot * 2 + 1).store(b_qq)
