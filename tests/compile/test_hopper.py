@@ -26,7 +26,7 @@ from kda2.workbench.verifier.subject import Subject
 H, HV = 2, 4
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Bytes of local memory that one thread may spill to: role factor's, where a chunk goes in windows.
-MOST_SPILLS = 24
+MOST_SPILLS = 16
 
 
 @dataclass(frozen=True)

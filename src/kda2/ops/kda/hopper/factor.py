@@ -274,20 +274,20 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, W
     L: gl.constexpr = tile(K)
     keys, queries, gates, KL, QL, KR = tiles_of(s, slot, K, SLOTS)
     o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
-    o_r = recomputed(gl.arange(0, 2, along(L, 1)))[None, :, None, None] * 16 + o_t
+    o_half = recomputed(gl.arange(0, 2, along(L, 1)))[None, :, None, None] * 16
     if tokens < C:
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))
     b_g = log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE)
     if size == 0:
         size = window_size(s, b_g, o_t, limit, WHICH)
+    at = first - o_half  # in each half: o_t, unlike o_half + o_t, takes no registers
     # the first token's decay is the state's alone
-    b_first = gl.sum(gl.where(o_r == first, b_g, 0.0), axis=2)
-    b_E = gl.associative_scan(gl.where((o_r > first) & (o_r < first + size), b_g, 0.0), 2, add)
-    b_middle = gl.sum(gl.where(o_r == first + (size - 1) // 2, b_E, 0.0), axis=2)
+    b_first = gl.sum(gl.where(o_t == at, b_g, 0.0), axis=2)
+    b_E = gl.associative_scan(gl.where((o_t > at) & (o_t < at + size), b_g, 0.0), 2, add)
+    b_middle = gl.sum(gl.where(o_t == at + (size - 1) // 2, b_E, 0.0), axis=2)
     store_decays(s, slot, b_first + b_middle, gl.reduce(b_E, 2, last_of) - b_middle, K)
-    inside = (o_r >= first) & (o_r < first + size)
-    b_E = gl.where(inside, b_E - b_middle[:, :, None, :], 0.0)
-    inside &= o_r < tokens
+    b_E = gl.where((o_t >= at) & (o_t < at + size), b_E - b_middle[:, :, None, :], 0.0)
+    inside = (o_t >= recomputed(at)) & (o_t < gl.minimum(at + size, tokens - o_half))
     b_k = keys.load(L)
     b_k = gl.where(inside, b_k, gl.zeros_like(b_k))
     KR.store(times(b_k, as_factor(gl.exp2(-b_E), s.kq.dtype)))
@@ -335,6 +335,7 @@ def factor(
             while first < C:
                 fence_async_shared()
                 barrier()
+                slot = recomputed(slot)  # no addresses of windows kept over the chunks
                 load(s, source, slot, s.reloaded.index(WHICH), t0, K, 0, SLOTS)
                 wait_turn(s.reloaded, WHICH, turn)
                 size = factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, WHICH, K, SLOTS,

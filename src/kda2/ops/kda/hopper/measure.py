@@ -21,13 +21,28 @@ def larger_of_two(dtype):
     return "max.xorsign.abs." + ("bf16x2" if dtype == gl.bfloat16 else "f16x2") + " $0, $1, $2;"
 
 
+@gluon.constexpr_function
+def value_tile(V):
+    """A chunk's values as [panels, halves, 16 tokens, 64 channels], read 8 channels at a time."""
+    return gl.BlockedLayout([1, 1, V // 32, 8], [1, 1, 4, 8], [V // PANEL, 2, 128 // V, 1], [3, 2, 1, 0])
+
+
 @gluon.jit
-def largest(x):
-    """max |x| over 16 tokens in fp32: of x [panels, 2, 16, channels], one number for each half and channel."""
-    for bit in gl.static_range(4):
-        a, b = gl.split(x.reshape([x.shape[0], 2, 2, 8 >> bit, PANEL]).permute((0, 1, 3, 4, 2)))
-        x = gl.inline_asm_elementwise(larger_of_two(x.dtype), "=r,r,r", [a, b], x.dtype, True, 2)
-    return gl.abs(x.reshape([x.shape[0], 2, PANEL]).to(gl.float32))
+def larger(a, b):
+    """What has the larger magnitude, two an instruction; its sign may be another."""
+    return gl.inline_asm_elementwise(larger_of_two(a.dtype), "=r,r,r", [a, b], a.dtype, True, 2)
+
+
+@gluon.jit
+def largest(x, V: gl.constexpr):
+    """max |x| in fp32 of what each thread has of values in `value_tile`, as two numbers [16, 8, 2]."""
+    if V == 128:
+        a, b = gl.split(x.reshape([16, 2, 2, PANEL]).permute((0, 2, 3, 1)))
+        x = larger(a, b)
+    a, b = gl.split(x.reshape([16, 2, PANEL]).permute((0, 2, 1)))
+    a, b = gl.split(larger(a, b).reshape([16, 8, 2, 4]).permute((0, 1, 3, 2)))
+    a, b = gl.split(larger(a, b).reshape([16, 8, 2, 2]).permute((0, 1, 3, 2)))
+    return gl.abs(larger(a, b).to(gl.float32))
 
 
 @gluon.jit
@@ -103,14 +118,16 @@ def at_first(p_first, s_first_k, s_first_v, K: gl.constexpr, V: gl.constexpr, HA
     D: gl.constexpr = V if KEYS_FIRST else K
     L: gl.constexpr = gl.BlockedLayout([1, 4], [128 // D, D // 4], [4, 1], [1, 0])
     limits: gl.constexpr = limits_of_state(USE_L2NORM)
-    b_most = gl.zeros([16, D], gl.float32, L)
+    ROWS: gl.constexpr = 512 // D  # a load of each thread
+    b_most = gl.zeros([ROWS, D], gl.float32, L)
     if HAS_FIRST:
         s_r = s_first_k if KEYS_FIRST else s_first_v
         s_d = s_first_v if KEYS_FIRST else s_first_k
-        p_S = p_first + gl.arange(0, 16, gl.SliceLayout(1, L))[:, None] * s_r
+        p_S = p_first + gl.arange(0, ROWS, gl.SliceLayout(1, L))[:, None] * s_r
         p_S += gl.arange(0, D, gl.SliceLayout(0, L))[None, :] * s_d
-        for i in gl.static_range(R // 16):
-            b_most = gl.maximum(b_most, gl.abs(gl.load(p_S + i * 16 * s_r).to(gl.float32)))
+        for i in range(0, R, R // 2):
+            for j in gl.static_range(R // 2 // ROWS):
+                b_most = gl.maximum(b_most, gl.abs(gl.load(p_S + (i + j * ROWS) * s_r).to(gl.float32)))
     return how_large(b_most, limits)
 
 
@@ -123,11 +140,11 @@ def measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constex
     if tokens < C:
         clear_rows(kq.slice(0, 2, dim=1), tokens, 0.0, tile(K))
         clear_rows(kq.slice(2, 2, dim=1), tokens, 0.0, tile(K))
-        clear_rows(values, tokens, 0.0, tile(V))
+        clear_rows(values, tokens, 0.0, value_tile(V))
         fence_async_shared()
     b_G = start_squares(s.kq, slot, K // PANEL)
     limits: gl.constexpr = limits_of_values(USE_L2NORM)
-    b_large = how_large(largest(values.load(tile(V))), limits)
+    b_large = how_large(largest(values.load(value_tile(V)), V), limits)
     b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
     s.square.index(slot * 2).store(b_kk)
     s.square.index(slot * 2 + 1).store(b_qq)
