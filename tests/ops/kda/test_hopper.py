@@ -37,6 +37,7 @@ class Hard:
     g_dtype: torch.dtype = torch.bfloat16
     lengths: tuple[int, ...] = (130,)
     state: float = 1.0  # of the initial state's elements
+    limits: tuple[float, float] = (5e-3, 4e-3)  # of the relative errors of o and of the final state
 
 
 def _resets(x: dict[str, Tensor]) -> None:
@@ -74,7 +75,19 @@ def _some_steep(x: dict[str, Tensor]) -> None:
     x["g"][..., ::2] = -4.9
 
 
+def _reset_in_the_last_chunk(x: dict[str, Tensor]) -> None:
+    x["g"][:, 33] = -torch.inf
+
+
+def _alike(x: dict[str, Tensor]) -> None:
+    """Every channel decays alike and by little, and beta is near 1: factors of a row all err to one side."""
+    x["g"].fill_(-2.4e-4)
+    x["beta"].fill_(4.0)
+
+
 HARD = (
+    Hard("reset_in_a_short_last_chunk", "log", _reset_in_the_last_chunk, lengths=(34,)),
+    Hard("channels_alike", "log", _alike, lengths=(600,), limits=(7e-3, 6e-3)),
     Hard("large_state_kept_beside_steep_channels", "log", _some_steep, state=1e5),
     Hard("huge_state_packed", "log", _some_steep, lengths=(33, 0, 1, 61), state=1e8),
     Hard("resets", "log", _resets),
@@ -128,5 +141,38 @@ def test_any_gate_and_any_magnitude_is_exact(hard: Hard, impl: str, device: str,
         assert state is not None
         return o, state
 
-    for got, want, limit in zip(run(impl, None), run("reference", torch.float64), (5e-3, 4e-3), strict=True):
+    for got, want, limit in zip(run(impl, None), run("reference", torch.float64), hard.limits, strict=True):
         assert (got.double() - want).norm() < limit * want.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.hopper
+def test_expanded_tensors_are_read_as_their_copies() -> None:
+    H, T, K = 3, 70, 128
+    x = {name: torch.randn(2, T, 1, K, dtype=torch.bfloat16, device="cuda") for name in ("q", "k", "v", "g")}
+    expanded = {name: value[:1].expand(2, T, H, K) for name, value in x.items()}
+    beta = torch.rand(1, T, 1, dtype=torch.bfloat16, device="cuda").expand(2, T, H)
+    gate = Gate.softplus(torch.rand(H, device="cuda"))
+    outputs = [
+        kda(**tensors, beta=beta, gate=gate, qk_l2norm=True, output_final_state=True, impl="hopper")
+        for tensors in (expanded, {name: value.contiguous() for name, value in expanded.items()})
+    ]
+    for got, want in zip(*outputs, strict=True):
+        assert got is not None and want is not None and torch.equal(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.hopper
+@pytest.mark.slow
+def test_rows_of_an_initial_state_past_two_to_the_31() -> None:
+    T, K = 40, 128
+    x = {name: torch.randn(1, T, 1, K, dtype=torch.bfloat16, device="cuda") for name in ("q", "k", "v")}
+    g, beta = -torch.rand(1, T, 1, K, device="cuda").bfloat16(), torch.rand(1, T, 1, device="cuda").bfloat16()
+    first = torch.randn(1, 1, K, K, device="cuda")
+    apart = torch.empty(K, 17_000_000, device="cuda")[:, :K].copy_(first[0, 0])[None, None]
+    outputs = [
+        kda(**x, g=g, beta=beta, qk_l2norm=True, initial_state=state, output_final_state=True, impl="hopper")
+        for state in (apart, first)
+    ]
+    for got, want in zip(*outputs, strict=True):
+        assert got is not None and want is not None and torch.equal(got, want)

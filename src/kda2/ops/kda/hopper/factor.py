@@ -184,8 +184,11 @@ def odd_rows(s, slot, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
     o_i = gl.arange(0, 4 * C, EACH)
     is_norm = ((o_i < C) | (o_i >= 3 * C)) & (b_square > 0.0)  # zeros may well stay zeros
     limits: gl.constexpr = limits_of_rows(USE_L2NORM)
-    b_large = gl.where(is_norm & ((b_square > limits[2]) | (b_square < limits[1])), LARGE, 0)
-    return b_large + gl.where(is_norm & ((b_square > limits[3]) | (b_square < limits[0])), HUGE, 0)
+    of_queries: gl.constexpr = limits_of_rows(True)
+    b_limit = gl.where(o_i < C, limits[2], of_queries[2])
+    b_large = gl.where(is_norm & ((b_square > b_limit) | (b_square < limits[1])), LARGE, 0)
+    b_limit = gl.where(o_i < C, limits[3], of_queries[3])
+    return b_large + gl.where(is_norm & ((b_square > b_limit) | (b_square < limits[0])), HUGE, 0)
 
 
 @gluon.jit
@@ -330,9 +333,10 @@ def factor(
             set_window(s, slot, WHOLE)
         else:
             limit = limit_of(found)
+            end = gl.minimum(tokens, C)
             size = 0
             first = 0
-            while first < C:
+            while first < end:
                 fence_async_shared()
                 barrier()
                 slot = recomputed(slot)  # no addresses of windows kept over the chunks
@@ -340,9 +344,9 @@ def factor(
                 wait_turn(s.reloaded, WHICH, turn)
                 size = factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, WHICH, K, SLOTS,
                                      GATE)  # fmt: skip
-                set_window(s, slot, first + (size << 8) + gl.where(first + size < C, MORE, 0))
+                set_window(s, slot, first + (size << 8) + gl.where(first + size < end, MORE, 0))
                 first += size
-                if first < C:
+                if first < end:
                     fence_async_shared()
                     commit(s.factored, slot)
                     again = wait(s.again, WHICH, again)

@@ -85,7 +85,7 @@ def kda_fused(
     p_A_log += i_hv * s_A
     p_dt_bias += i_hv * s_dt_h
     p_o += i_hv * s_o_h + i_v * V
-    p_first += i_n * s_first_n + i_hv * s_first_h + i_v * V * s_first_v
+    p_first += i_n * s_first_n + i_hv * s_first_h + (i_v * V).to(gl.int64) * s_first_v
     p_last += i_n * s_last_n + i_hv * s_last_h + i_v * V * s_last_v
     s = allocate(q_desc.dtype, g_desc.dtype, K, V, SLOTS, FACTORS, TERMS)
     source = Source(q_desc, k_desc, v_desc, g_desc, i_b, i_h, i_hv, i_v)

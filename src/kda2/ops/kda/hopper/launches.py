@@ -105,9 +105,9 @@ def _launch(call: Call, o: Tensor, final: Tensor | None, configs: Configs | None
 
 def _descriptor(x: Tensor, width: int) -> TensorDescriptor:
     """x [B, T, heads, channels] for the copy engine, in boxes of one chunk and `width` channels. It takes strides of
-    multiples of 16 bytes; what has others is copied first."""
-    steps = [s * x.element_size() % 16 for s, n in zip(x.stride()[:3], x.shape[:3], strict=True) if n > 1]
-    if any(steps) or x.stride(3) != 1 or (x.device.type != "meta" and x.data_ptr() % 16):
+    multiples of 16 bytes; what has others is copied first, and so is what is expanded."""
+    odd = [s == 0 or s * x.element_size() % 16 for s, n in zip(x.stride()[:3], x.shape[:3], strict=True) if n > 1]
+    if any(odd) or x.stride(3) != 1 or (x.device.type != "meta" and x.data_ptr() % 16):
         x = x.contiguous()
     B, T, heads, D = x.shape
     # the stride of an axis of one is never taken, but checked

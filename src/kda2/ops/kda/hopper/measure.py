@@ -92,10 +92,10 @@ def how_large(b_x, limits: gl.constexpr):
 
 @gluon.constexpr_function
 def limits_of_rows(use_l2norm):
-    """Of squared norms of k and q: what times 2^-104 and times 2^-116 stays in bf16; what times 2^116 and times 2^104
-    does, and in fp32 what KR writes. That is KR (v - S^T k), where S^T k is at most 12 times a value that S holds;
-    normalised keys shrink in it."""
-    return 2.0**-32, 2.0**-8, *((2.0**20, 2.0**44) if use_l2norm else (2.0**2, 2.0**10))
+    """Of squared norms: what times 2^-104 and times 2^-116 stays in bf16; what times 2^116 and times 2^104 does. Of keys
+    also what KR writes, in fp32: KR (v - S^T k), where normalised keys shrink, and S^T k is at most 12 times a value
+    that S holds."""
+    return 2.0**-32, 2.0**-8, *((2.0**20, 2.0**44) if use_l2norm else (1.25, 2.0**8))
 
 
 @gluon.constexpr_function
@@ -123,11 +123,12 @@ def at_first(p_first, s_first_k, s_first_v, K: gl.constexpr, V: gl.constexpr, HA
     if HAS_FIRST:
         s_r = s_first_k if KEYS_FIRST else s_first_v
         s_d = s_first_v if KEYS_FIRST else s_first_k
-        p_S = p_first + gl.arange(0, ROWS, gl.SliceLayout(1, L))[:, None] * s_r
-        p_S += gl.arange(0, D, gl.SliceLayout(0, L))[None, :] * s_d
+        p_S = p_first + gl.arange(0, ROWS, gl.SliceLayout(1, L)).to(gl.int64)[:, None] * s_r
+        p_S += gl.arange(0, D, gl.SliceLayout(0, L)).to(gl.int64)[None, :] * s_d
         for i in range(0, R, R // 2):
             for j in gl.static_range(R // 2 // ROWS):
-                b_most = gl.maximum(b_most, gl.abs(gl.load(p_S + (i + j * ROWS) * s_r).to(gl.float32)))
+                b_S = gl.load(p_S + gl.to_tensor(i + j * ROWS).to(gl.int64) * s_r).to(gl.float32)
+                b_most = gl.maximum(b_most, gl.abs(b_S))
     return how_large(b_most, limits)
 
 

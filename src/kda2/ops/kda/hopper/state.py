@@ -78,7 +78,7 @@ def state(
     S = ()
     for p in gl.static_range(P):
         if HAS_FIRST:
-            p_S = p_first + o_v[:, None] * s_first_v + (p * PANEL + o_k)[None, :] * s_first_k
+            p_S = p_first + o_v.to(gl.int64)[:, None] * s_first_v + (p * PANEL + o_k).to(gl.int64)[None, :] * s_first_k
             S = S + (gl.load(p_S).to(gl.float32),)
         else:
             S = S + (gl.zeros([V, PANEL], gl.float32, L),)
@@ -134,7 +134,7 @@ def state(
         b_O = warpgroup_mma_wait(0, [b_O])
         b_o = (b_O * b_qnorm[None, :]).to(s.o.dtype)
         more = window & MORE
-        tma.store_wait(0)  # here, since one barrier then serves this and the signal
+        tma.store_wait(0)  # here, so that the barrier of a signal serves this as well
         if more != 0:
             release(s.again, (t0 - bos) // C % FACTORS)
         elif FACTORS == 2:
