@@ -92,9 +92,9 @@ def how_large(b_x, limits: gl.constexpr):
 
 @gluon.constexpr_function
 def limits_of_rows(use_l2norm):
-    """Of squared norms: what times 2^-104 and times 2^-116 stays in bf16; what times 2^116 and times 2^104 does. Of keys
-    also what KR writes, in fp32: KR (v - S^T k), where normalised keys shrink, and S^T k is at most 12 times a value
-    that S holds."""
+    """Of squared norms: what times 2^-104 and times 2^-116 stays in bf16; what times 2^116 and times 2^104 does. Of
+    keys also what KR writes, in fp32: KR (v - S^T k), where normalised keys shrink, and S^T k is at most 12 times a
+    value that S holds."""
     return 2.0**-32, 2.0**-8, *((2.0**20, 2.0**44) if use_l2norm else (1.25, 2.0**8))
 
 
