@@ -115,11 +115,11 @@ def test_errors_of_two_runs_are_not_compared(tmp_path: Path) -> None:
     assert "in 0 of the 0 cases" in text
 
 
-def speeds(suite: str, peer: str, pattern: str = "") -> set[bool]:
-    """Whether `kda2:triton` was faster than a peer: what came out wherever one run measured both."""
+def speeds(suite: str, peer: str, pattern: str = "", own: str = "kda2:triton") -> set[bool]:
+    """Whether an implementation was faster than a peer: what came out wherever one run measured both."""
     records = pages.newest(pages.load(ROOT / "benchmarks" / "records").suites[suite])
     times = {(r.run, case_name(r.case), r.impl): r.median_us for r in records if r.median_us}
-    ours = {key[:2]: us for key, us in times.items() if key[2] == "kda2:triton" and re.search(pattern, key[1])}
+    ours = {key[:2]: us for key, us in times.items() if key[2] == own and re.search(pattern, key[1])}
     return {us < times[(*key, peer)] for key, us in ours.items() if (*key, peer) in times}
 
 
@@ -128,6 +128,8 @@ def test_the_readme_says_what_the_records_say() -> None:
     assert speeds("kda-prefill", "flash_kda") == {False}
     assert speeds("kda-prefill", "cudnn", r"strong|\dx\d|[+]") == {False}
     assert speeds("kda-prefill", "cudnn", r"-\d+-(weak|mixed|none)") == {True}
+    for peer in ("fla", "flash_kda", "cudnn"):
+        assert speeds("kda-prefill", peer, "^(?!.*-cold)", own="kda2:hopper") == {True}
 
 
 def test_stale(tmp_path: Path) -> None:
