@@ -30,7 +30,7 @@ def bench(
     suite: Annotated[
         str,
         typer.Argument(
-            help="A suite under benchmarks/suites (kda-prefill, kda-step), a TOML file, or a captured call "
+            help="A suite under benchmarks/suites (such as kda-prefill), a TOML file, or a captured call "
             "(CALL.safetensors)."
         ),
     ],

@@ -56,7 +56,8 @@ def kda_fused(
     RANKED: gl.constexpr, FACTOR_REGS: gl.constexpr, SCORE_REGS: gl.constexpr,
 ):  # fmt: skip
     """
-    Computes: o and the final state of one sequence, value head and slice of V channels, out of VS slices.
+    Computes: o and the final state of one sequence, value head and slice of V channels (the table's BV), out of VS;
+              zeros where tokens belong to no sequence. beta_scale is 2 with negative eigenvalues, else 1.
     Reads:    q, k [B, T, H, K], v [B, T, HV, VS V], g [B, T, HV, K] through TMA; beta [B, T, HV], A_log [HV],
               dt_bias [HV, K], initial state [N, HV, K, VS V] in either layout.
     Writes:   o [B, T, HV, VS V] (through TMA but for windows, and what comes last in a packed sequence), final state.

@@ -7,8 +7,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from kda2.backends.gluon import commit, wait_turn
 from kda2.ops.kda.hopper.slots import PANEL, TILES, C, along, mma, recomputed, tile
 
-# Bits: what factors multiply is too large for those that fill the range of fp32, or even for those of E up to LESS;
-# some of what the state holds is large enough to be seen through the former, or the latter.
+# Bits: what factors multiply is too large (or, of rows, too small) for those that fill the range of fp32, or even for
+# those of E up to LESS; some of what the state holds is large enough to be seen through the former, or the latter.
 LARGE = gl.constexpr(8)
 HUGE = gl.constexpr(16)
 SEEN = gl.constexpr(32)
@@ -92,21 +92,21 @@ def how_large(b_x, limits: gl.constexpr):
 
 @gluon.constexpr_function
 def limits_of_rows(use_l2norm):
-    """Of squared norms: what times 2^-104 and times 2^-116 stays in bf16; what times 2^116 and times 2^104 does. Of
-    keys also what KR writes, in fp32: KR (v - S^T k), where normalised keys shrink, and S^T k is at most 12 times a
-    value that S holds."""
+    """Of squared norms: below them HUGE and LARGE, above them LARGE and HUGE. Rows times 2^-104, 2^-116, 2^116 and
+    2^104 then stay in bf16; and, in fp32, what KR writes of keys, KR (v - S^T k), where normalised keys shrink, and
+    S^T k is at most 12 times a value that S holds."""
     return 2.0**-32, 2.0**-8, *((2.0**20, 2.0**44) if use_l2norm else (1.25, 2.0**8))
 
 
 @gluon.constexpr_function
 def limits_of_values(use_l2norm):
-    """The same of values."""
+    """Of |v|: above them SEEN_BY_LESS, SEEN, LARGE and HUGE."""
     return 2.0**-17, 2.0**-5, *((2.0**6, 2.0**18) if use_l2norm else (2.0**6, 2.0**12))
 
 
 @gluon.constexpr_function
 def limits_of_state(use_l2norm):
-    """The same of an initial state's elements."""
+    """The same of an initial state's |elements|."""
     return 2.0**-20, 2.0**-8, *((2.0**6, 2.0**18) if use_l2norm else (2.0**4, 2.0**8))
 
 

@@ -93,7 +93,8 @@ def score(
 @gluon.jit
 def split(s, slot, b_A, o_t, o_j, TERMS: gl.constexpr):
     """Store the parts of A [2 C, C]: for `solve` D, its 8x8 diagonal blocks by columns, and N, the blocks left of them;
-    for state A21, the 16x16 block left of the second diagonal one."""
+    for state A21, the 16x16 block left of the second diagonal one. What lies where A has queries or nothing goes along;
+    nobody reads it."""
     i8 = (o_t // 8)[:, None]
     j8 = (o_j // 8)[None, :]
     b_D = gl.sum(gl.where(i8 == j8, b_A, 0.0).reshape([2 * C, 4, 8]), axis=1)
@@ -138,9 +139,9 @@ def store_terms(high, low, b_x, TERMS: gl.constexpr):
 
 @gluon.jit
 def solve(s, slot, TERMS: gl.constexpr):
-    """Of Y = (I + A)^-1 both 16x16 diagonal blocks: 8x8 blocks by forward substitution, merged with
-    Y21 = -Y22 (A21 Y11), all in fp32. Below their diagonals they are Tm^T, its rows times beta |k|^-1, and the second
-    one as it is Y22."""
+    """Of Y = (I + A)^-1 both 16x16 diagonal blocks: their 8x8 blocks by forward substitution, the one left of a second
+    diagonal one as minus that times (A's there times the first), all in fp32. Below their diagonals they are Tm^T, its
+    rows times beta |k|^-1, and the second one as it is Y22."""
     L8: gl.constexpr = gl.BlockedLayout([1, 1, 8], [4, 8, 1], [1, 1, 4], [2, 1, 0])
     o_c = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, L8)))[None, :, None]
     o_r = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L8)))[None, None, :]

@@ -68,11 +68,21 @@ def recomputed(x):
 
 @aggregate
 class Slots:
-    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk], Tm without the block `A21`
-    left of its second 16x16 one, which comes as a product of `Y22`; `decays` of the state before and from the anchor of
-    the chunk, and other vectors; `window`. What ends in `low` is the second bf16 term.
+    """Per slot: `kq` [k; q], then [KL; QL]; `g`, then KR; `v`; `scores` [Tm^T; Aqk], of Tm the two 16x16 diagonal
+    blocks; instead of the block left of the second one `A21` of A and `Y22`, what lies below the unit diagonal of
+    (I + A)^-1; `decays` of the state before and from the anchor of the chunk, and other vectors; `window`. What ends in
+    `low` is the second bf16 term.
 
-    `o` is what leaves for memory, `bits` are factor's, what follows is scratch of score.
+    `o` is what leaves for memory, `bits` are factor's, what follows is scratch of score. Then come signals:
+
+    signal    of each      from            to              says
+    full      slot         copy engine     factor          a chunk has come
+    measured  slot         factor          other factor    `large` holds what the state will remember (two of them)
+    factored  slot         factor          score           factors and decays are made, of a chunk or a window
+    ready     slot         score           state           scores too
+    again     factor role  state           factor          done with a window; the next may overwrite it
+    reloaded  factor role  copy engine     factor          k, q and g have come again, for a window
+    free      slot         state           factor          done with a chunk (where factor loads)
     """
 
     kq: gl.shared_memory_descriptor

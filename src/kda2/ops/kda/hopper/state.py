@@ -53,7 +53,7 @@ def state(
     """Per chunk, with S the state decayed to the middle of the chunk, everything transposed [V, ..]:
 
     e = v - |k|^-1 KL S        Vn = beta |k|^-1 e + Tm e        (what Vn writes is divided by |k|)
-    and of the second 16 tokens Vn <- Vn - Y22 A21 Vn of the first
+    and of the second 16 tokens Vn <- Vn - (I + Y22) A21 Vn of the first
     o = |q|^-1 scale (QL S + Aqk Vn)        S <- S + KR^T Vn, then decayed to the end
 
     Beside one factor role, which everybody waits for, it also loads what all roles read.
