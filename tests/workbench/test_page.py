@@ -132,6 +132,17 @@ def test_the_readme_says_what_the_records_say() -> None:
         assert speeds("kda-prefill", peer, "^(?!.*-cold)", own="kda2:hopper") == {True}
 
 
+def test_hopper_allocates_what_it_returns() -> None:
+    """o, and a final state of 128 x 128 in fp32 for each head of each sequence."""
+    records = pages.newest(pages.load(ROOT / "benchmarks" / "records").suites["kda-prefill"])
+    ours = [r for r in records if r.impl == "kda2:hopper" and r.peak_bytes is not None]
+    assert len(ours) >= 36  # twelve cases, three regimes
+    for r in ours:
+        heads, lengths = r.case["heads"], r.case["seqlens"]
+        outputs = heads * 128 * (2 * sum(lengths) + 4 * 128 * len(lengths))
+        assert outputs <= r.peak_bytes < outputs + 2**20, case_name(r.case)
+
+
 def test_stale(tmp_path: Path) -> None:
     (tmp_path / "kda-prefill.jsonl").write_text(record("kda2:triton", 1.0, source="0" * 64) + record("fla", 1.0))
     assert pages.stale(pages.load(tmp_path)) == {"kda": ["kda-prefill: kda2:triton"]}
