@@ -108,7 +108,7 @@ def log2_decay(b_g, a, b_bias, lower_bound, GATE: gl.constexpr):
         b_e = gl.exp2(-gl.abs(b_x))
         # log(1 + e) loses small e; its series does not
         b_log1p = gl.where(b_e < 1e-3, b_e * (LOG2E - 0.5 * LOG2E * b_e), fast_log2(1.0 + b_e))
-        return (gl.where(b_x > 0, b_x, 0.0) + b_log1p) * -a
+        return (gl.maximum(b_x, 0.0) + b_log1p) * -a
     else:
         b_root = gl.rsqrt(1.0 + gl.exp2(b_g * (a * -LOG2E) + b_bias))  # its square is the sigmoid, without a division
         return b_root * b_root * (lower_bound * LOG2E)
@@ -270,10 +270,10 @@ def factor_chunk(s, n, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.conste
 
 
 @gluon.jit
-def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, WHICH: gl.constexpr, K: gl.constexpr,
+def factor_window(s, slot, tokens, first, size, a, b_bias, lower_bound, WHICH: gl.constexpr, K: gl.constexpr,
                   SLOTS: gl.constexpr, GATE: gl.constexpr):  # fmt: skip
-    """Factors and decays of a window of a slot, from token `first` on, and how many tokens it has: as many as `limit`
-    allows where size is 0. Other rows become 0."""
+    """Factors and decays of a window of a slot, from token `first` on, and how many tokens it has: of a size < 0,
+    as many as the limit -size allows. Other rows become 0."""
     L: gl.constexpr = tile(K)
     keys, queries, gates, KL, QL, KR = tiles_of(s, slot, K, SLOTS)
     o_t = gl.arange(0, 16, along(L, 2))[None, None, :, None]
@@ -281,8 +281,8 @@ def factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, W
     if tokens < C:
         clear_rows(gates, tokens, 0.0 if GATE == "log" else float("-inf"), gate_tile(s, K))
     b_g = log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE)
-    if size == 0:
-        size = window_size(s, b_g, o_t, limit, WHICH)
+    if size < 0:
+        size = window_size(s, b_g, o_t, (-size).to(gl.float32), WHICH)
     at = first - o_half  # in each half: o_t, unlike o_half + o_t, takes no registers
     # the first token's decay is the state's alone
     b_first = gl.sum(gl.where(o_t == at, b_g, 0.0), axis=2)
@@ -320,8 +320,7 @@ def factor(
     a, b_bias = load_head(p_A_log, p_dt_bias, s_dt_d, GATE, HAS_BIAS, K)
     chunks = (eos - bos + C - 1) // C
     b_large = at_first(p_first, s_first_k, s_first_v, K, V, HAS_FIRST, KEYS_FIRST, USE_L2NORM)
-    again = 0
-    turn = 0  # of windows
+    heard = 0  # parities of `again`, and of `reloaded` << FACTORS
     for n in range(WHICH, chunks, FACTORS):
         slot = n % SLOTS
         t0 = bos + n * C
@@ -332,25 +331,24 @@ def factor(
         if not too_far(found):
             set_window(s, slot, WHOLE)
         else:
-            limit = limit_of(found)
+            size = -limit_of(found).to(gl.int32)  # not known yet
             end = gl.minimum(tokens, C)
-            size = 0
             first = 0
             while first < end:
                 fence_async_shared()
                 barrier()
                 slot = recomputed(slot)  # no addresses of windows kept over the chunks
                 load(s, source, slot, s.reloaded.index(WHICH), t0, K, 0, SLOTS)
-                wait_turn(s.reloaded, WHICH, turn)
-                size = factor_window(s, slot, tokens, first, size, limit, a, b_bias, lower_bound, WHICH, K, SLOTS,
+                wait_turn(s.reloaded, WHICH, heard >> FACTORS)
+                heard ^= 1 << FACTORS
+                size = factor_window(s, slot, tokens, first, size, a, b_bias, lower_bound, WHICH, K, SLOTS,
                                      GATE)  # fmt: skip
                 set_window(s, slot, first + (size << 8) + gl.where(first + size < end, MORE, 0))
                 first += size
                 if first < end:
                     fence_async_shared()
                     commit(s.factored, slot)
-                    again = wait(s.again, WHICH, again)
-                turn += 1
+                    heard = wait(s.again, WHICH, heard)
         fence_async_shared()
         commit(s.factored, slot)
         # state is soon done with the chunk before the last, if it is not yet

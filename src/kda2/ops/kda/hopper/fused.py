@@ -87,13 +87,12 @@ def kda_fused(
     p_dt_bias += i_hv * s_dt_h
     p_o += i_hv * s_o_h + i_v * V
     p_first += i_n * s_first_n + i_hv * s_first_h + (i_v * V).to(gl.int64) * s_first_v
-    p_last += i_n * s_last_n + i_hv * s_last_h + i_v * V * s_last_v
     s = allocate(q_desc.dtype, g_desc.dtype, K, V, SLOTS, FACTORS, TERMS)
     source = Source(q_desc, k_desc, v_desc, g_desc, i_b, i_h, i_hv, i_v)
     gl.warp_specialize(
         [
-            (state, (s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v,
-                     bos, eos, rest, K, V, SLOTS, FACTORS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
+            (state, (s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_n, s_last_h, s_last_k,
+                     s_last_v, i_n, bos, eos, rest, K, V, SLOTS, FACTORS, TERMS, HAS_FIRST, STORE_LAST, IS_PACKED)),
             (score, (s, p_beta, s_beta_t, bos, eos, scale, beta_scale, K, SLOTS, TERMS, USE_L2NORM, USE_SIGMOID)),
             (factor, (s, source, p_A_log, p_dt_bias, s_dt_d, p_first, s_first_k, s_first_v, bos, eos, lower_bound,
                       0, K, V, SLOTS, FACTORS, GATE, HAS_BIAS, USE_L2NORM, HAS_FIRST, KEYS_FIRST)),

@@ -5,7 +5,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from kda2.backends.gluon import commit, next_slot, wait
-from kda2.ops.kda.hopper.slots import CUBE, LOG2E, MORE, PANEL, ROWS, ROWS8_4D, ROWS16, C, mma, window_of
+from kda2.ops.kda.hopper.slots import CUBE, LOG2E, MORE, PANEL, ROWS, ROWS8_4D, ROWS16, C, mma, recomputed, window_of
 
 L2NORM_EPS = gl.constexpr(1e-6)
 
@@ -51,6 +51,7 @@ def score_chunk(
         b_norm = gl.rsqrt(b_square + L2NORM_EPS)
     else:
         b_norm = gl.full([2 * C], 1.0, gl.float32, row)
+        scale = recomputed(scale.to(gl.int32, bitcast=True)).to(gl.float32, bitcast=True)
     s.norm.index(slot).store(gl.where(is_key, b_norm, b_norm * scale))  # not a factor by row, which would be kept
     s.bnorm.index(slot).store(b_norm * b_beta)
     b_row = gl.where(is_key, b_norm * b_norm * b_beta, 1.0)
@@ -143,7 +144,7 @@ def solve(s, slot, TERMS: gl.constexpr):
     diagonal one as minus that times (A's there times the first), all in fp32. Below their diagonals they are Tm^T, its
     rows times beta |k|^-1, and the second one as it is Y22."""
     L8: gl.constexpr = gl.BlockedLayout([1, 1, 8], [4, 8, 1], [1, 1, 4], [2, 1, 0])
-    o_c = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, L8)))[None, :, None]
+    o_c = recomputed(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, L8))))[None, :, None]
     o_r = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L8)))[None, None, :]
     b_Y = gl.where(o_r == o_c, 1.0, gl.zeros([4, 8, 8], gl.float32, L8))
     for j in gl.static_range(7):

@@ -210,11 +210,12 @@ def allocate(dtype: gl.constexpr, g_dtype: gl.constexpr, K: gl.constexpr, V: gl.
     Z8 = gl.allocate_shared_memory(gl.float32, [2, 8, 8], ROWS8)
     YT = gl.allocate_shared_memory(gl.float32, [2, 16, 16], ROWS16_3D)
     full = signals(SLOTS)
-    measured = signals(SLOTS)
     factored = signals(SLOTS)
     ready = signals(SLOTS)
     again = signals(FACTORS)
     reloaded = signals(FACTORS)
-    free = signals(SLOTS)
+    # none that nobody waits for: Triton would put other things where it lies, which an mbarrier does not allow
+    measured = signals(SLOTS) if FACTORS == 2 else full
+    free = signals(SLOTS) if FACTORS == 2 else full
     return Slots(kq, g, v, scores, A21, Y22, low, A21_low, Y22_low, norm, bnorm, square, large, decays, window, o, bits,
                  D, N, columns, rows, Z8, YT, full, measured, factored, ready, again, reloaded, free)  # fmt: skip

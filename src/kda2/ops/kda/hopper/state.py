@@ -10,7 +10,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kda2.backends.gluon import barrier, next_slot, release, wait
-from kda2.ops.kda.hopper.slots import MORE, PANEL, ROWS, VECTOR, WHOLE, C, load, load_first, mma, window_of
+from kda2.ops.kda.hopper.slots import MORE, PANEL, ROWS, VECTOR, WHOLE, C, load, load_first, mma, recomputed, window_of
+
+
+@gluon.jit
+def elements(p_S, o_v, o_k, p, s_k, s_v):
+    """Pointers to panel p of a state in memory [V, PANEL]. What all threads have in common of them comes last."""
+    p_S += o_v.to(gl.int64)[:, None] * s_v + (o_k % 8).to(gl.int64)[None, :] * s_k
+    return p_S + (p * PANEL + o_k // 8 * 8).to(gl.int64)[None, :] * s_k
 
 
 @gluon.jit
@@ -28,9 +35,9 @@ def multiply(b_a, b, b_acc, N: gl.constexpr, WARPS: gl.constexpr, TERMS: gl.cons
     """Start b_acc [V, N] + b_a @ b, b_a from registers as one bf16 term or two."""
     operand: gl.constexpr = gl.DotOperandLayout(0, mma(N, WARPS), 2)
     b_high = b_a.to(gl.bfloat16)
-    b_low = (b_a - b_high.to(gl.float32)).to(gl.bfloat16)
     b_acc = warpgroup_mma(gl.convert_layout(b_high, operand), b, b_acc, is_async=True)
     if TERMS == 2:
+        b_low = (b_a - b_high.to(gl.float32)).to(gl.bfloat16)
         b_acc = warpgroup_mma(gl.convert_layout(b_low, operand), b, b_acc, is_async=True)
     return b_acc
 
@@ -46,7 +53,8 @@ def multiply_all(b_a, b, b_low, b_acc, N: gl.constexpr, WARPS: gl.constexpr, TER
 
 @gluon.jit
 def state(
-    s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_k, s_last_v, bos, eos, rest,
+    s, source, o_desc, p_first, p_last, p_o, s_o_t, s_first_k, s_first_v, s_last_n, s_last_h, s_last_k, s_last_v,
+    i_n, bos, eos, rest,
     K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constexpr, FACTORS: gl.constexpr, TERMS: gl.constexpr,
     HAS_FIRST: gl.constexpr, STORE_LAST: gl.constexpr, IS_PACKED: gl.constexpr,
 ):  # fmt: skip
@@ -78,8 +86,7 @@ def state(
     S = ()
     for p in gl.static_range(P):
         if HAS_FIRST:
-            p_S = p_first + o_v.to(gl.int64)[:, None] * s_first_v + (p * PANEL + o_k).to(gl.int64)[None, :] * s_first_k
-            S = S + (gl.load(p_S).to(gl.float32),)
+            S = S + (gl.load(elements(p_first, o_v, o_k, p, s_first_k, s_first_v)).to(gl.float32),)
         else:
             S = S + (gl.zeros([V, PANEL], gl.float32, L),)
     slot = 0
@@ -161,7 +168,9 @@ def state(
             none = gl.zeros([V, C], p_o.dtype.element_ty, L_C)
             gl.store(p_rows + (t0 + o_t).to(gl.int64)[None, :] * s_o_t, none, mask=(t0 + o_t < rest)[None, :])
     if STORE_LAST:
+        # not kept over the chunks
+        p_last += recomputed(i_n) * s_last_n + recomputed(source.i_hv) * s_last_h
+        p_last += recomputed(source.i_v) * V * s_last_v
         for p in gl.static_range(P):
-            p_S = p_last + o_v[:, None] * s_last_v + (p * PANEL + o_k)[None, :] * s_last_k
-            gl.store(p_S, S[p].to(p_last.dtype.element_ty))
+            gl.store(elements(p_last, o_v, o_k, p, s_last_k, s_last_v), S[p].to(p_last.dtype.element_ty))
     tma.store_wait(0)

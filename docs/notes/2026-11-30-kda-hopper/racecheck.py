@@ -1,0 +1,58 @@
+"""Calls of sanitize.py, or handover.py, with signals that every thread of a role gives instead of one for all of them:
+
+    compute-sanitizer --tool racecheck python racecheck.py [handover | NAME ...]
+
+The source stays as it is. In the PTX all threads arrive where one did after a barrier, and mbarriers count them.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from triton import knobs
+
+SLOTS = 4  # that the tables give
+
+
+def counts(inits: int, threads_of_state: int) -> Iterator[int]:
+    """How many arrivals end a phase of each mbarrier, in the order in which `slots.allocate` makes them."""
+    one_factor = inits == 3 * SLOTS + 2
+    factors = 1 if one_factor else 2
+    of = {"copy engine": 1, "factor": 128, "score": 128, "state": threads_of_state}
+    for signals, giver in (
+        (SLOTS, "copy engine"), (SLOTS, "factor"), (SLOTS, "score"), (factors, "state"), (factors, "copy engine"),
+        *(() if one_factor else ((SLOTS, "factor"), (SLOTS, "state"))),
+    ):  # fmt: skip
+        yield from repeat(of[giver], signals)
+
+
+def all_arrive(ptx: str, threads_of_state: int) -> str:
+    init = re.compile(r"(mbarrier\.init\.shared::cta\.b64 \[\S+\], )1;")
+    inits = len(init.findall(ptx))
+    count = repeat(128) if ".entry hand_over" in ptx else counts(inits, threads_of_state)
+    ptx = init.sub(lambda found: f"{found[1]}{next(count)};", ptx)
+    ptx, arrivals = re.subn(r"@%p\d+ (mbarrier\.arrive\.shared::cta\.b64)", r"\1", ptx)
+    assert inits and arrivals, "this version of Triton writes other PTX"
+    return ptx
+
+
+def hook(*arguments: Any) -> tuple[str, str] | None:
+    """Triton asks for a cache key without arguments, and to change the stages of a compilation with them."""
+    if not arguments:
+        return "all threads arrive", "all threads arrive"
+    stages, options = arguments[1:3]
+    make = stages["ptx"]
+    stages["ptx"] = lambda src, metadata: all_arrive(make(src, metadata), 32 * options.num_warps)
+    return None
+
+
+if __name__ == "__main__":
+    knobs.runtime.add_stages_inspection_hook = hook
+    script = "handover.py" if sys.argv[1:] == ["handover"] else "sanitize.py"
+    runpy.run_path(str(Path(__file__).with_name(script)), run_name="__main__")
