@@ -1,6 +1,6 @@
-"""Calls of sanitize.py, or handover.py, with signals that every thread of a role gives instead of one for all of them:
+"""Calls of sanitize.py, with signals that every thread of a role gives instead of one for all of them:
 
-    compute-sanitizer --tool racecheck python racecheck.py [handover | NAME ...]
+    compute-sanitizer --tool racecheck python racecheck.py [NAME ...]
 
 The source stays as it is. In the PTX all threads arrive where one did after a barrier, and mbarriers count them.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import sys
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
@@ -35,7 +34,7 @@ def counts(inits: int, threads_of_state: int) -> Iterator[int]:
 def all_arrive(ptx: str, threads_of_state: int) -> str:
     init = re.compile(r"(mbarrier\.init\.shared::cta\.b64 \[\S+\], )1;")
     inits = len(init.findall(ptx))
-    count = repeat(128) if ".entry hand_over" in ptx else counts(inits, threads_of_state)
+    count = counts(inits, threads_of_state)
     ptx = init.sub(lambda found: f"{found[1]}{next(count)};", ptx)
     ptx, arrivals = re.subn(r"@%p\d+ (mbarrier\.arrive\.shared::cta\.b64)", r"\1", ptx)
     assert inits and arrivals, "this version of Triton writes other PTX"
@@ -54,5 +53,4 @@ def hook(*arguments: Any) -> tuple[str, str] | None:
 
 if __name__ == "__main__":
     knobs.runtime.add_stages_inspection_hook = hook
-    script = "handover.py" if sys.argv[1:] == ["handover"] else "sanitize.py"
-    runpy.run_path(str(Path(__file__).with_name(script)), run_name="__main__")
+    runpy.run_path(str(Path(__file__).with_name("sanitize.py")), run_name="__main__")
