@@ -74,7 +74,7 @@ SHAPES = [
     Shape(g_dtype=FP32, sequences=100),
 ]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-# Bytes of local memory that a thread may take nonetheless, under one Triton or both; a chunk writes and reads them once.
+# Bytes of local memory that a thread may take nonetheless, under one Triton or both, once a chunk.
 SPILLED = {
     replace(MANY, packed=False): 8,
     replace(MANY, dtype=FP16): 32,
