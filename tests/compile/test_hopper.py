@@ -66,6 +66,7 @@ SHAPES = [
     Shape(gate="softplus", layout="vk", packed=False),
     Shape(gate="log", dtype=FP16),
     Shape(gate="log", norm=False, packed=False, sequences=100),
+    Shape(gate="softplus", norm=False, layout="vk", sequences=40),
     Shape(K=64, V=64, dtype=FP16, norm=False),
     Shape(K=64, gate="log", packed=False, layout="vk"),
     Shape(V=64, dtype=FP16, gate="softplus"),
@@ -74,14 +75,6 @@ SHAPES = [
     Shape(g_dtype=FP32, sequences=100),
 ]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-# Bytes of local memory that a thread may take nonetheless, under one Triton or both, once a chunk.
-SPILLED = {
-    replace(MANY, packed=False): 8,
-    replace(MANY, dtype=FP16): 32,
-    Shape(gate="log", dtype=FP16): 8,
-    Shape(gate="log", norm=False, packed=False, sequences=100): 8,
-    Shape(V=64, dtype=FP16, gate="softplus"): 8,
-}
 
 
 def meta(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
@@ -145,9 +138,9 @@ def test_it_fits_and_the_assembler_got_it_right(shape: Shape) -> None:
 
 
 @each_shape
-def test_hardly_a_register_is_spilled(shape: Shape) -> None:
+def test_nothing_is_spilled(shape: Shape) -> None:
     inspection, _ = built(shape)
-    assert inspection.spills <= SPILLED.get(shape, 0)
+    assert inspection.spills == 0
 
 
 @pytest.mark.parametrize(("shape", "one_factor_role"), [(DEFAULT, False), (MANY, True), (Shape(neg_eigval=True), True)])

@@ -23,7 +23,7 @@ class Launch:
     the constexprs. At least one is a plain tensor.
 
     The tensors may be on the meta device when the launch is only to be compiled. `maxnreg` is the most registers that a
-    thread may start with; None leaves them to the compiler.
+    thread may start with; None leaves them to the compiler. `ptxas` are options for it.
     """
 
     stage: str
@@ -32,12 +32,14 @@ class Launch:
     args: Mapping[str, Any]
     config: KernelConfig
     maxnreg: int | None = None
+    ptxas: str | None = None
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Any]:
         """The options of Triton's compiler that the launch sets."""
+        set_here = {"maxnreg": self.maxnreg, "ptx_options": self.ptxas}
         options = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
-        return options if self.maxnreg is None else {**options, "maxnreg": self.maxnreg}
+        return {**options, **{name: x for name, x in set_here.items() if x is not None}}
 
     def run(self) -> None:
         """Launch on the current stream of the tensors' device, current or not. An empty grid launches nothing.

@@ -59,9 +59,9 @@ def either(a, b):
 
 
 @gluon.jit
-def as_factor(b_x, dtype: gl.constexpr):
-    """An fp32 factor as `times` takes it: for bf16 operands in bf16."""
-    return b_x.to(gl.bfloat16) if dtype == gl.bfloat16 else b_x
+def as_factor(b_x):
+    """An fp32 factor as `times` takes it."""
+    return b_x.to(gl.bfloat16)
 
 
 @gluon.jit
@@ -70,7 +70,7 @@ def times(b_x, b_factor):
     if b_x.dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [b_x, b_factor], gl.bfloat16, True, 2)
     else:
-        return (b_x.to(gl.float32) * b_factor).to(gl.bfloat16)
+        return (b_x.to(gl.float32) * b_factor.to(gl.float32)).to(gl.bfloat16)
 
 
 @gluon.jit
@@ -181,7 +181,7 @@ def odd_rows(s, slot, SLOTS: gl.constexpr, USE_L2NORM: gl.constexpr):
     """LARGE and HUGE where rows of k and q are, or so small, from the squares of their norms [128]."""
     squares = s.square._reinterpret(gl.float32, [SLOTS, 4 * C], VECTOR).index(slot)
     b_square = squares.load(EACH)  # of keys, twice q . k, of queries
-    o_i = gl.arange(0, 4 * C, EACH)
+    o_i = recomputed(gl.arange(0, 4 * C, EACH))
     is_norm = ((o_i < C) | (o_i >= 3 * C)) & (b_square > 0.0)  # zeros may well stay zeros
     limits: gl.constexpr = limits_of_rows(USE_L2NORM)
     of_queries: gl.constexpr = limits_of_rows(True)
@@ -243,6 +243,8 @@ def factor_chunk(s, n, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.conste
     o_side = gl.arange(0, 2, along(channels, 1))[None, :, None]
     b_now = measure(s, slot, tokens, K, V, SLOTS, USE_L2NORM)
     b_large = remember(s, n, b_now, b_large, SLOTS, FACTORS)
+    slot = recomputed(slot)
+    keys, queries, gates, KL, QL, KR = tiles_of(s, slot, K, SLOTS)
     b_sum = gl.associative_scan(log2_decay(load_gates(gates, K), a, b_bias, lower_bound, GATE), 2, add)
     b_tot = gl.reduce(b_sum, 2, last_of)
     b_E = b_sum - gl.where(o_side == 0, b_tot, 0.0)[:, :, None, :]
@@ -259,8 +261,8 @@ def factor_chunk(s, n, tokens, b_large, a, b_bias, lower_bound, WHICH: gl.conste
         found = any_bits(s, how_far(b_tot) | b_large | b_rows, WHICH)
     s.decays.index(slot).permute((1, 0, 2)).store(gl.exp2(b_tot))
     # in place of b_E before k and q come: fewer registers
-    b_R = as_factor(gl.exp2(-b_E), s.kq.dtype)
-    b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
+    b_R = as_factor(gl.exp2(-b_E))
+    b_L = as_factor(gl.exp2(b_E))
     b_k = keys.load(L)
     KR.store(times(b_k, b_R))
     b_q = queries.load(L)
@@ -293,8 +295,8 @@ def factor_window(s, slot, tokens, first, size, a, b_bias, lower_bound, WHICH: g
     inside = (o_t >= recomputed(at)) & (o_t < gl.minimum(at + size, tokens - o_half))
     b_k = keys.load(L)
     b_k = gl.where(inside, b_k, gl.zeros_like(b_k))
-    KR.store(times(b_k, as_factor(gl.exp2(-b_E), s.kq.dtype)))
-    b_L = as_factor(gl.exp2(b_E), s.kq.dtype)
+    KR.store(times(b_k, as_factor(gl.exp2(-b_E))))
+    b_L = as_factor(gl.exp2(b_E))
     KL.store(times(b_k, b_L))
     b_q = queries.load(L)
     QL.store(times(gl.where(inside, b_q, gl.zeros_like(b_q)), b_L))

@@ -17,6 +17,8 @@ from kda2.ops.kda.hopper.slots import C
 from kda2.ops.kda.hopper.tuning import Configs, default_configs, tuning_key
 
 REGISTERS = 65536  # of a multiprocessor, which one CTA has to itself
+# of ptxas: nothing that takes more registers. With its default, builds where a CTA has all of V spill one or two
+FEW_REGISTERS = "--register-usage-level=0"
 RANKED = 64  # packed sequences that a CTA sorts by length; more go in order
 _SMS_OF_H200 = 132  # assumed where the tensors are on no device
 
@@ -100,7 +102,7 @@ def _launch(call: Call, o: Tensor, final: Tensor | None, configs: Configs | None
     }  # fmt: skip
     # what a thread gets at launch, before roles take and give registers: an equal part, in steps of 8
     maxnreg = REGISTERS // (32 * warps) // 8 * 8
-    return Launch("fused", kda_fused, N * HV * (V // BV), args, config, maxnreg=maxnreg)
+    return Launch("fused", kda_fused, N * HV * (V // BV), args, config, maxnreg, FEW_REGISTERS if BV == 128 else None)
 
 
 def _descriptor(x: Tensor, width: int) -> TensorDescriptor:

@@ -145,6 +145,9 @@ def measure(s, slot, tokens, K: gl.constexpr, V: gl.constexpr, SLOTS: gl.constex
         fence_async_shared()
     b_G = start_squares(s.kq, slot, K // PANEL)
     limits: gl.constexpr = limits_of_values(USE_L2NORM)
+    if V == 128:
+        # addresses made anew: state leaves few registers for keeping them
+        values = s.v._reinterpret(s.v.dtype, [SLOTS, V // PANEL, 2, 16, PANEL], TILES).index(recomputed(slot))
     b_large = how_large(largest(values.load(value_tile(V)), V), limits)
     b_kk, b_qq = diagonals(warpgroup_mma_wait(0, [b_G]))
     s.square.index(slot * 2).store(b_kk)

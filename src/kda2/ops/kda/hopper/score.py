@@ -37,7 +37,7 @@ def score_chunk(
     o_i = gl.arange(0, 2 * C, row)
     o_j = gl.arange(0, C, gl.SliceLayout(0, L))
     o_t = o_i % C
-    is_key = o_i < C
+    is_key = recomputed(o_i) < C
     b_S = gl.zeros([2 * C, C], gl.float32, L)
     for p in gl.static_range(P):
         kr = KR.index(slot * W * P + p)
@@ -60,7 +60,6 @@ def score_chunk(
     b_S = gl.where((o_t[:, None] == o_j[None, :]) & (~is_key)[:, None], b_self[:, None], b_S)
     s.scores.index(slot).store(gl.where(is_key[:, None], 0.0, b_S).to(gl.bfloat16))
     split(s, slot, b_S, o_t, o_j, TERMS)
-    solve(s, slot, TERMS)
 
 
 @gluon.jit
@@ -80,14 +79,14 @@ def score(
     factored = 0
     while t0 < eos:
         factored = wait(s.factored, slot, factored)
-        more = window_of(s, slot, 4) & MORE
-        t_next = gl.where(more == 0, t0 + C, t0)
-        b_next = load_beta(p_beta, s_beta_t, t_next, eos)
         score_chunk(s, slot, eos - t0, b_beta, scale, beta_scale, K, SLOTS, TERMS, USE_L2NORM, USE_SIGMOID)
+        # for the next, now that the scores take no registers any more
+        more = window_of(s, slot, 4) & MORE
+        t0 = gl.where(more == 0, t0 + C, t0)
+        b_beta = load_beta(p_beta, s_beta_t, t0, eos)
+        solve(s, slot, TERMS)
         fence_async_shared()
         commit(s.ready, slot)
-        t0 = t_next
-        b_beta = b_next
         slot = gl.where(more == 0, next_slot(slot, 1, SLOTS), slot)
 
 
