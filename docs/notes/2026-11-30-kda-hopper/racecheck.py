@@ -12,6 +12,7 @@ import runpy
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from triton import knobs
@@ -53,4 +54,6 @@ def hook(*arguments: Any) -> tuple[str, str] | None:
 
 if __name__ == "__main__":
     knobs.runtime.add_stages_inspection_hook = hook
-    runpy.run_path(str(Path(__file__).with_name("sanitize.py")), run_name="__main__")
+    # a cache of its own: Triton 3.6 looks for a build by its source alone, and would take one made without the hook
+    with TemporaryDirectory() as knobs.cache.dir:
+        runpy.run_path(str(Path(__file__).with_name("sanitize.py")), run_name="__main__")

@@ -19,6 +19,8 @@ from kda2.testing.verify import expected
 
 DTYPES = st.sampled_from((torch.bfloat16, torch.float16, torch.float32))
 EXAMPLES = 8 if os.environ.get("TRITON_INTERPRET") == "1" else 40
+# The least rows of o, by repeating sequences: one or two may be small by chance, and their relative error then large.
+ROWS = 64
 few = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 TORCH, INTERPRETED = ("torch", "cpu"), pytest.param("triton", "cpu", marks=pytest.mark.interpreter)
 TRITON = pytest.param("triton", "cuda", marks=pytest.mark.gpu)
@@ -27,20 +29,27 @@ HOPPER = pytest.param("hopper", "cuda", marks=[pytest.mark.gpu, pytest.mark.hopp
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Any call within the contract whose conditioning is ordinary: at least 8 channels."""
+    """Any call within the contract whose conditioning is ordinary: `ROWS` to compare, and channels enough for a chunk's
+    keys not to be close to one another, which 16 bits amplify."""
     H = draw(st.integers(1, 2))
     packed = draw(st.booleans())
     sigmoid = draw(st.booleans())
+    HV = H * draw(st.integers(1, 2))
+    lengths = tuple(draw(st.lists(st.integers(0, 70), max_size=3))) if packed else None
+    B, T = 1 if packed else draw(st.integers(0, 2)), draw(st.integers(0, 90))
+    rows = HV * (B * T if lengths is None else sum(lengths))
+    times = -(-ROWS // rows) if rows else 1
+    dtype = draw(DTYPES)
     return Problem(
-        lengths=tuple(draw(st.lists(st.integers(0, 70), max_size=3))) if packed else None,
+        lengths=None if lengths is None else lengths * times,
         tail=draw(st.integers(0, 5)) if packed else 0,
-        B=1 if packed else draw(st.integers(0, 2)),
-        T=draw(st.integers(0, 90)),
+        B=1 if packed else B * times,
+        T=T,
         H=H,
-        HV=H * draw(st.integers(1, 2)),
-        K=draw(st.integers(8, 80)),
+        HV=HV,
+        K=draw(st.integers(8 if dtype == torch.float32 else 16, 80)),
         V=draw(st.integers(1, 80)),
-        dtype=draw(DTYPES),
+        dtype=dtype,
         g_dtype=draw(st.sampled_from((None, torch.float32))),
         gate=draw(st.sampled_from(("log", "log_bounded", "softplus", "bounded"))),
         regime=draw(st.sampled_from(("strong", "weak", "mixed", "none"))),
