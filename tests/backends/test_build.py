@@ -192,6 +192,14 @@ def test_the_most_registers_of_a_thread_are_the_launchs() -> None:
     assert ".maxnreg" not in build(tma_launch(), 90).ptx
 
 
+def test_options_for_the_assembler_are_the_launchs() -> None:
+    launch = replace(tma_launch(), ptxas="--register-usage-level=0")
+    assert launch.options == {"num_warps": 4, "num_stages": 1, "ptx_options": "--register-usage-level=0"}
+    assert build(launch, 90).spills == 0
+    with pytest.raises(BuildError, match="no-such-option"):
+        build(replace(tma_launch(), ptxas="--no-such-option"), 90)
+
+
 def test_the_key_of_a_gluon_kernel_names_its_code() -> None:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     x = TensorDescriptor.from_tensor(meta(64, 64, dtype=torch.float16), [32, 64], layout)

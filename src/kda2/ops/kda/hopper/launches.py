@@ -17,7 +17,7 @@ from kda2.ops.kda.hopper.slots import C
 from kda2.ops.kda.hopper.tuning import Configs, default_configs, tuning_key
 
 REGISTERS = 65536  # of a multiprocessor, which one CTA has to itself
-# of ptxas: nothing that takes more registers. With its default, builds where a CTA has all of V spill one or two
+# of ptxas: nothing that takes more registers. With its default, builds whose CTAs have 128 of V spill one or two
 FEW_REGISTERS = "--register-usage-level=0"
 RANKED = 64  # packed sequences that a CTA sorts by length; more go in order
 _SMS_OF_H200 = 132  # assumed where the tensors are on no device
