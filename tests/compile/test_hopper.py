@@ -73,8 +73,12 @@ SHAPES = [
     Shape(neg_eigval=True),
     Shape(K=64, V=64, dtype=FP16, gate="log", neg_eigval=True, packed=False),
     Shape(g_dtype=FP32, sequences=100),
+    Shape(dtype=FP16, g_dtype=FP32),
+    Shape(dtype=FP16, g_dtype=FP32, sequences=100),
 ]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+# Bytes that a thread spills nonetheless, under one Triton or both: two conversions take registers that nothing has.
+SPILLED = {Shape(dtype=FP16, g_dtype=FP32): 8, Shape(dtype=FP16, g_dtype=FP32, sequences=100): 32}
 
 
 def meta(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
@@ -138,9 +142,9 @@ def test_it_fits_and_the_assembler_got_it_right(shape: Shape) -> None:
 
 
 @each_shape
-def test_nothing_is_spilled(shape: Shape) -> None:
+def test_nothing_is_spilled_but_by_fp16_beside_fp32_gates(shape: Shape) -> None:
     inspection, _ = built(shape)
-    assert inspection.spills == 0
+    assert inspection.spills <= SPILLED.get(shape, 0)
 
 
 @pytest.mark.parametrize(("shape", "one_factor_role"), [(DEFAULT, False), (MANY, True), (Shape(neg_eigval=True), True)])

@@ -29,8 +29,8 @@ HOPPER = pytest.param("hopper", "cuda", marks=[pytest.mark.gpu, pytest.mark.hopp
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Any call within the contract whose conditioning is ordinary: `ROWS` or none to compare, and at least 8 channels, 16
-    where operands have 16 bits, so that a chunk's keys are not nearly parallel."""
+    """Any call within the contract whose conditioning is ordinary: `ROWS` or none to compare, and at least 8 channels
+    (16 where operands have 16 bits), so that a chunk's keys are not nearly parallel."""
     H = draw(st.integers(1, 2))
     packed = draw(st.booleans())
     sigmoid = draw(st.booleans())
