@@ -15,7 +15,7 @@ from kda2.ops.kda.spec import KDA
 from kda2.testing import FAMILIES, STAGES
 from kda2.workbench import gist
 from kda2.workbench.rounds import STOP_RULES
-from kda2.workbench.verifier.foreign import OPTIONS, OUTPUTS, TENSORS
+from kda2.workbench.verifier.questions import OPTIONS, OUTPUTS, TENSORS
 
 ROOT = Path(__file__).parent.parent
 OPERATORS = sorted((ROOT / "src" / "kda2" / "ops").glob("*/README.md"))

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from kda2.cli.app import app
 from kda2.testing import FAMILIES, Problem, verify
 from kda2.testing.oracle import Outputs
-from kda2.workbench.verifier.foreign import Kernel, as_call
+from kda2.workbench.verifier.foreign import Kernel
+from kda2.workbench.verifier.questions import call_inputs
 
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "examples" / "kernels"
@@ -53,7 +54,13 @@ def answered(found: dict[str, Any]) -> list[str]:
 
 
 def loaded(file: Path) -> Callable[..., Outputs]:
-    return as_call(Kernel.load(file, hashlib.sha256(file.read_bytes()).hexdigest()))
+    kernel = Kernel.load(file, hashlib.sha256(file.read_bytes()).hexdigest())
+
+    def call(**kwargs: Any) -> Outputs:
+        answer = kernel.run(**call_inputs(kwargs))
+        return answer["o"], answer["final_state"] if kwargs["output_final_state"] else None
+
+    return call
 
 
 @pytest.fixture

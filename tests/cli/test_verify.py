@@ -110,7 +110,7 @@ def test_what_no_interpreter_runs_is_not_judged_without_a_gpu(verify: Verify) ->
         (["plain.py", "--families", "^nothing$"], "--families must be an expression that finds one of random, "),
         (["plain.py", "--families", "("], "--families must be a regular expression, got '('"),
         (["plain.py", "--target", "sm_1"], "--target must be one of sm_80, "),
-        (["plain.py", "--spec", "gla"], "op must be 'kda', got 'gla'"),
+        (["plain.py", "--spec", "gla"], "--spec must be kda, kda_step or a contract's file, got gla: "),
         (["plain.py", "--inputs", "absent.safetensors"], ""),
     ],
 )

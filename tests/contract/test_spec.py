@@ -55,6 +55,26 @@ def test_absent_fields_take_their_defaults() -> None:
     assert type(back.tolerances[0].element_rms) is float
 
 
+def test_the_nearest_tolerance_counts() -> None:
+    rows = [("", ""), ("", "y"), ("deep", ""), ("deep", "y")]
+    limits = [Tolerance("bf16", float(i), 0.1, family=f, output=o) for i, (f, o) in enumerate(rows)]
+    spec = replace(SMALL, tolerances=(*limits, Tolerance("fp32", 9.0, 0.1)))
+    assert spec.judged_dtypes == ("bf16", "fp32")
+    asked = [("other", "z"), ("other", "y"), ("deep", "z"), ("deep", "y")]
+    assert [spec.tolerance("bf16", *row).relative_l2 for row in asked] == [0.0, 1.0, 2.0, 3.0]
+    assert spec.tolerance("fp32", "deep", "y").relative_l2 == 9.0
+    with pytest.raises(KeyError, match=r"scale has no tolerance for fp16; it has \['bf16', 'fp32'\]"):
+        spec.tolerance("fp16", "deep", "y")
+    back = OpSpec.from_json(spec.to_json())
+    assert back == spec and back.tolerances[3].family == "deep"
+
+
+def test_a_tolerance_of_any_family_is_written_as_it_always_was() -> None:
+    """Specs of before know no families."""
+    old = {"dtype": "bf16", "element_rms": 0.08, "provenance": "", "relative_l2": 6e-3}
+    assert json.loads(SMALL.to_json())["tolerances"] == [old]
+
+
 def at(plain: Any, path: str, value: Any) -> None:
     *steps, last = [int(step) if step.isdigit() else step for step in path.split(".")]
     for step in steps:

@@ -11,7 +11,7 @@ from kda2.contract import Tolerance
 from kda2.testing import compare, error, rms
 from kda2.testing.compare import TOKEN_AXES
 
-LIMITS = Tolerance("bf16", relative_l2=1e-2, element_rms=0.1)
+LIMITS = Tolerance("bf16", relative_l2=1e-2, element_rms=0.1, provenance="a test")
 
 
 def test_error_is_relative_l2() -> None:
@@ -21,7 +21,7 @@ def test_error_is_relative_l2() -> None:
 def test_error_of_a_reference_that_is_zero_by_nature() -> None:
     got, zero = torch.tensor([1e-9, 0.0]), torch.zeros(2)
     assert error(got, zero) == math.inf
-    assert error(got, zero, scale=1e-3) == pytest.approx(1e-6)
+    assert error(got, zero, floor=1e-3) == pytest.approx(1e-6 / 2**0.5)
     assert error(zero, zero) == 0.0
 
 
@@ -37,7 +37,7 @@ def test_error_of_nothing_is_zero() -> None:
 def test_agreement() -> None:
     want = torch.randn(2, 8, 3, 16)
     c = compare(want * 1.001, want, LIMITS, axes=TOKEN_AXES)
-    assert c.ok and c.margin == pytest.approx(0.1, rel=1e-3)
+    assert c.ok and c.margin == pytest.approx(0.1, rel=1e-3) and c.provenance == "a test"
     assert c.explain().startswith("o agrees: relative L2 1.00e-03 (limit 1.00e-02); worst element at batch")
 
 
@@ -58,6 +58,17 @@ def test_one_wrong_element_fails_though_the_norm_passes() -> None:
     got[0, 3, 0, 4] = 1.3
     c = compare(got, want, LIMITS)
     assert c.relative_l2 < LIMITS.relative_l2 and not c.ok
+
+
+def test_the_floor_is_the_least_that_a_tensor_counts_for() -> None:
+    want = torch.full((1, 4, 1, 4), 1e-6)
+    got = want + 1e-3
+    assert compare(got, want, LIMITS).worst.rms_off == pytest.approx(1000)  # type: ignore[union-attr]
+    c = compare(got, want, LIMITS, floor=1.0)
+    assert c.ok and c.relative_l2 == pytest.approx(1e-3)
+    assert c.worst is not None and c.worst.rms_off == pytest.approx(1e-3)
+    large = compare(1e9 * got, 1e9 * want, LIMITS, floor=1.0)
+    assert large.relative_l2 == pytest.approx(1000)
 
 
 def test_rms_of_the_row_is_the_unit_of_large_rows() -> None:

@@ -15,22 +15,11 @@ from kda2.testing.verify import expected
 
 PROBLEM = Problem(T=70, H=2, HV=4, K=32, V=16)
 RANDOM = "The family random probes the formula itself."
-# What differs from PROBLEM where the random family does not show a mutant, or shows it as more than one.
-ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
-    "decay_after_correction": ("saturated_gate", {}),
-    "printed_step": ("random", {"V": 32}),
-    "bf16_state": ("no_decay", {"T": 250, "H": 1, "HV": 1, "K": 128}),
-    "gate_of_next_token": ("random", {"regime": "strong"}),
-    "own_scale": ("random", {"scale": 0.2}),
-    "no_neg_eigval": ("random", {"neg_eigval": True}),
-    "l2norm_eps_1e-12": ("tiny_rows", {}),
-    "l2norm_eps_1e-05": ("tiny_rows", {}),
-    "initial_state_of_sequence_0": ("random", {"lengths": (9, 7)}),
-    "sequences_joined": ("random", {"lengths": (9, 7)}),
-    "tail_skipped_32": ("random", {"T": 48}),
-    "tail_state_32": ("random", {"T": 48}),
-    **{f"{name}_64": ("random", {"T": 70}) for name in ("state_lost", "no_solve", "tail_skipped", "tail_state")},
-    **{f"{name}_128": ("random", {"T": 140}) for name in ("state_lost", "no_solve", "tail_skipped", "tail_state")},
+# What differs from where a mutant shows, where that also shows another: chunks of 16 and 32 tokens, T = 600.
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "bf16_state": {"T": 250, "K": 128},
+    "tail_skipped_32": {"T": 48},
+    "tail_state_32": {"T": 48},
 }
 # The partial chunk is the same for several lengths: 40 = 2 * 16 + 8 = 32 + 8, 70 = 4 * 16 + 6 = ...
 ALIKE = {16: "16 or 32", 64: "16, 32 or 64", 128: "16, 32, 64 or 128"}
@@ -41,12 +30,17 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+# They leave NaN nearly everywhere, where nothing is left to compare.
+NAMELESS = {"nan_after_reset", "factors_infinite_64"}
+
+
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name not in NAMELESS])
 def test_the_mutant_that_computes_the_same_is_told(name: str) -> None:
-    family, changes = ELSEWHERE.get(name, ("random", {}))
-    kwargs = FAMILIES[family].build(replace(PROBLEM, **{"T": 40} | changes))
-    said = diagnose(MUTANTS[name].run(**kwargs), expected(kwargs), kwargs, family)
-    assert f"It computes KDA {SAID.get(name, MUTANTS[name].says)} (agrees with that exactly)." in said
+    mutant = MUTANTS[name]
+    family = mutant.family
+    kwargs = FAMILIES[family].build(mutant.problem(**ELSEWHERE.get(name, {})))
+    said = diagnose(mutant.run(**kwargs), expected(kwargs), kwargs, family)
+    assert f"It computes KDA {SAID.get(name, mutant.says)} (agrees with that exactly)." in said
     assert said.endswith(f"The family {family} probes {FAMILIES[family].probes}.")
 
 

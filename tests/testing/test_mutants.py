@@ -11,76 +11,53 @@ import pytest
 import torch
 
 import kda2
-from kda2.testing import FAMILIES, MUTANTS, Problem, make, oracle, rms, verify
-from kda2.testing.recurrence import evaluate, lengths
+from kda2.testing import FAMILIES, MUTANTS, fingerprint, judge_step, make, make_step, oracle, rms, upcast, verify
+from kda2.testing.mutants import STEP_MUTANTS
+from kda2.testing.mutants.table import PROBLEM, STEP_PROBLEM
+from kda2.testing.recurrence import evaluate, evaluate_step, lengths
 
-PROBLEM = Problem(T=40, H=2, HV=4, K=32, V=32)
-# (family, what differs from PROBLEM): where each mutant shows. Of the gate's slips most show only where much decays.
-WHERE: dict[str, tuple[str, dict[str, Any]]] = {
-    "no_delta": ("random", {}),
-    "decay_after_correction": ("saturated_gate", {}),
-    "decay_after_update": ("random_depth_gate", {}),
-    "output_before_update": ("random", {}),
-    "output_before_token": ("random", {}),
-    "printed_step": ("random", {}),
-    # what is rounded away is forgotten after K / beta tokens: it takes many channels to pile up
-    "bf16_state": ("no_decay", {"T": 600, "H": 1, "HV": 1, "K": 256, "V": 16}),
-    "no_gate": ("random", {"regime": "strong"}),
-    "gate_base_2": ("random_depth_gate", {}),
-    "gate_log2e_twice": ("random_depth_gate", {}),
-    "gate_of_previous_token": ("random", {"regime": "strong"}),
-    "gate_of_next_token": ("random", {"regime": "strong"}),
-    "gate_per_head": ("random_depth_gate", {}),
-    "no_dt_bias": ("random", {"regime": "strong"}),
-    "no_A_log": ("random", {}),
-    "A_log_of_head_0": ("random", {"regime": "strong"}),
-    "no_scale": ("random", {}),
-    "own_scale": ("random", {"scale": 0.2}),
-    "no_beta": ("random", {}),
-    "beta_twice": ("random", {}),
-    "no_beta_sigmoid": ("random", {}),
-    "no_neg_eigval": ("random", {"neg_eigval": True}),
-    "no_l2norm": ("random", {}),
-    "joint_l2norm": ("random", {}),
-    "l2norm_eps_1e-12": ("tiny_rows", {}),
-    "l2norm_eps_1e-05": ("tiny_rows", {}),
-    "last_head_reads_head_0": ("random", {}),
-    "keys_of_neighbour": ("random", {}),
-    "heads_interleaved": ("random", {}),
-    "no_initial_state": ("random", {}),
-    "initial_state_transposed": ("random", {}),
-    "initial_state_of_sequence_0": ("chunk_edges", {}),
-    "initial_state_halved": ("random", {}),
-    "sequences_joined": ("ragged", {}),
-    "final_state_early": ("random", {}),
-    "final_state_transposed": ("random", {}),
-    "final_state_is_initial": ("random", {}),
-    **{f"{name}_16": ("random", {}) for name in ("state_lost", "no_solve", "tail_skipped", "tail_state")},
-    **{f"{name}_32": ("random", {}) for name in ("state_lost", "no_solve", "tail_skipped", "tail_state")},
-    **{f"{name}_64": ("random", {"T": 70}) for name in ("state_lost", "no_solve", "tail_skipped", "tail_state")},
-    **{f"{name}_128": ("random", {"T": 140}) for name in ("state_lost", "no_solve", "tail_skipped", "tail_state")},
-}
+DTYPES = [torch.bfloat16, torch.float32]
 
 
-def test_the_table_names_every_mutant() -> None:
-    assert set(WHERE) == set(MUTANTS)
-    assert all(name == mutant.name for name, mutant in MUTANTS.items())
+def test_the_tables_name_every_mutant() -> None:
+    assert all(name == mutant.name for table in (MUTANTS, STEP_MUTANTS) for name, mutant in table.items())
+    assert len({mutant.says for mutant in MUTANTS.values()}) == len(MUTANTS)
+    assert len({mutant.says for mutant in STEP_MUTANTS.values()}) == len(STEP_MUTANTS)
 
 
-def case(name: str) -> tuple[str, Problem]:
-    family, changes = WHERE[name]
-    return family, replace(PROBLEM, **changes)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_die(name: str, dtype: torch.dtype) -> None:
-    family, problem = case(name)
-    problem = replace(problem, dtype=dtype)
-    assert MUTANTS[name].applies(FAMILIES[family].build(problem))
-    verdict = verify(MUTANTS[name].run, family, problem)
+    mutant = MUTANTS[name]
+    problem = mutant.problem(dtype=dtype)
+    assert mutant.applies(FAMILIES[mutant.family].build(problem))
+    verdict = verify(mutant.run, mutant.family, problem)
     assert not verdict.ok and verdict.margin > 3, f"{verdict.margin:.2f} times its limit\n{verdict.explain()}"
     assert [c.mismatch for c in verdict.comparisons] == ["", ""]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", STEP_MUTANTS)
+def test_mutants_of_the_step_die(name: str, dtype: torch.dtype) -> None:
+    kwargs = STEP_MUTANTS[name].call(dtype=dtype)
+    before = fingerprint(kwargs)
+    found = judge_step(STEP_MUTANTS[name].run(**kwargs), kwargs)
+    assert fingerprint(kwargs) == before
+    assert max(c.margin for c in found) > 3, "\n".join(c.explain() for c in found)
+    assert [c.mismatch for c in found] == ["", ""]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("indices", [None, (4, -1, 0, 5, 2)])
+@pytest.mark.parametrize("layout", ["kv", "vk"])
+def test_without_a_change_it_is_the_step(layout: str, indices: tuple[int, ...] | None, dtype: torch.dtype) -> None:
+    problem = replace(STEP_PROBLEM, dtype=torch.float32, layout=layout, V=16, state=dtype)
+    kwargs = make_step(problem, slots=7, indices=indices)
+    got = evaluate_step(kwargs)
+    want = kda2.kda_step(**upcast(kwargs), inplace=False, impl="reference")
+    for x, ref, stored in zip(got, want, (torch.float32, dtype), strict=True):
+        assert x.dtype == stored
+        torch.testing.assert_close(x, ref.to(stored), rtol=1e-6, atol=1e-7)
 
 
 CALLS = {
@@ -114,7 +91,10 @@ def test_without_a_change_it_is_the_oracle(call: str) -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_what_does_not_apply_changes_nothing(call: str) -> None:
     kwargs = {**CALLS[call], **{name: CALLS[call][name].float() for name in ("q", "k", "v")}}
-    needs = ("A_log", "dt_bias", "initial_state", "final_state_is_initial", "printed_step")  # cannot run without
+    needs = (  # they cannot run without what they change, or suppose that it is there
+        "A_log", "dt_bias", "initial_state", "final_state_is_initial", "printed_step", "lower_bound", "tail_owned",
+        "beta_sigmoid_twice", "l2norm_of_both", "constant_norm",
+    )  # fmt: skip
     for name, mutant in MUTANTS.items():
         if mutant.applies(kwargs):
             changed = [not torch.equal(got, want.to(got.dtype)) for got, want in pairs(kwargs, name)]
@@ -128,7 +108,7 @@ def test_no_tokens_no_mutant_but_of_states() -> None:
     applies = {name for name, mutant in MUTANTS.items() if mutant.applies(CALLS["no tokens"])}
     assert applies == {
         "no_initial_state", "initial_state_transposed", "initial_state_of_sequence_0", "initial_state_halved",
-        "final_state_transposed", "sequences_joined",
+        "initial_state_of_neighbour", "empty_sequence_zero", "final_state_transposed", "sequences_joined",
     }  # fmt: skip
     assert lengths(CALLS["no tokens"]) == [0, 0] and lengths(CALLS["dense"]) == [19, 19]
 

@@ -20,7 +20,7 @@ from kda2.workbench.capture import Capture
 from kda2.workbench.loop import Options, Outcome
 from kda2.workbench.profiler.timing import Timing
 from kda2.workbench.records import Verdict
-from kda2.workbench.verifier import stages
+from kda2.workbench.verifier import timed
 from kda2.workbench.verifier.code import not_run
 from kda2.workbench.verifier.subject import Subject
 
@@ -44,16 +44,15 @@ def _install(monkeypatch: pytest.MonkeyPatch, clock: Clock, wrong: Callable[[Sub
         family = {"ok": False, "margin": 9.0, "quantities": {"o": quantity | {"worst": None, "worst_rms_off": None}}}
         return Verdict(stage="L4", outcome="fail", evidence={"families": {"random": family}, "on": "simulated"})
 
-    def latency(children: Any, subjects: Mapping[str, Subject], baseline: str, on: Any) -> Any:
+    def latency(children: Any, subjects: Mapping[str, Subject], baseline: str, on: Any, samples: int = 200) -> Any:
         timings = {name: timing(clock(subject)) for name, subject in subjects.items()}
-        refilled = {"ok": True, "margin": 0.1, "quantities": {}}
         shares = {"prepare": 0.1, "state": 0.8, "output": 0.1}
-        parts = {n: {stage: share * t.median_us for stage, share in shares.items()} for n, t in timings.items()}
-        answers = {name: {"refilled": refilled, "stages": parts[name]} for name in subjects}
         found = {}
         for name, measured in timings.items():
-            base = None if name == baseline else timings[baseline]
-            found[name] = stages._timed(answers[name], measured, (baseline, base), None, 0.0)
+            parts = {stage: share * measured.median_us for stage, share in shares.items()}
+            known = timed.Standing(name, subjects[name], list(measured.device_us), list(measured.call_us))
+            known.evidence = {"stages_us": parts, timed.REFILLED: {"ok": True, "margin": 0.1, "quantities": {}}}
+            found[name] = known.verdict((baseline, None if name == baseline else timings[baseline]), None, 0.0)
         return found, timings
 
     machine = {"device": "NVIDIA Simulated", "driver": "1", "torch": "2", "triton": "3", "commit": None}
@@ -61,7 +60,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, clock: Clock, wrong: Callable[[Sub
     monkeypatch.setattr(loop.environment, "machine", lambda where: machine)
     _install_code(monkeypatch)
     monkeypatch.setattr(judge.stages, "numerics", numerics)
-    monkeypatch.setattr(judge.stages, "latency", latency)
+    monkeypatch.setattr(judge.timed, "latency", latency)
 
 
 def _install_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kda2.workbench.growth import Curve, Growth, Point, fit
 from kda2.workbench.planner import Problem, figures, plan
 from kda2.workbench.report import charts
 
@@ -61,3 +62,34 @@ def test_the_plans_blocks_stand_in_the_order_of_the_data_flow() -> None:
     """Of the resources, the first to be drawn binds one block alone."""
     drawn = figures(plan("kda", "sm_90", Problem()))["floors"]
     assert drawn.layout.yaxis.categoryarray == ("C output", "B state", "D solve", "A factors")  # from below
+
+
+def growth(name: str, *gates: str) -> Growth:
+    points = tuple(Point(tokens=t, errors={"o": 1e-6 * t, "final state": None}, seconds=1.0) for t in (64, 128))
+    fits = {"o": fit((64, 128), (6.4e-5, 1.28e-4)), "final state": fit((), ())}
+    curves = tuple(Curve(gate=gate, points=points, fits=fits) for gate in gates)
+    return Growth(
+        utc="", name=name, sizes={}, dtype="bf16", seed=0, environment={}, curves=curves,
+    )  # fmt: skip
+
+
+def test_error_growth_has_a_panel_for_each_quantity_and_a_line_for_each_gate() -> None:
+    figure = charts.growth([growth("torch", "strong", "none"), growth("a<b.py", "none")])
+    lines = [(line.name, line.yaxis, tuple(line.x), tuple(line.y), line.showlegend) for line in figure.data]
+    names = ("torch, bf16, strong", "torch, bf16, none", "a&lt;b.py, bf16, none")
+    assert lines == [
+        line
+        for name in names
+        for line in (
+            (name, "y", (64, 128), (6.4e-5, 1.28e-4), True), (name, "y2", (64, 128), (None, None), False),
+        )
+    ]  # fmt: skip
+    assert (figure.layout.xaxis.type, figure.layout.yaxis.type, figure.layout.yaxis2.type) == ("log", "log", "log")
+    assert figure.layout.yaxis2.title.text == "relative error of final state"
+    assert figure.layout.xaxis.domain[1] < figure.layout.xaxis2.domain[0]
+    assert len({line.line.color for line in figure.data}) == 3
+
+
+def test_no_growth_no_chart() -> None:
+    assert charts.growth([]) is None
+    assert charts.growth([growth("torch")]) is None

@@ -61,21 +61,26 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def verify(text: str, call: Path, folder: Path) -> dict[str, object]:
+# What takes a minute each, and has tests of its own.
+QUICK = ("--no-count", "--check", "")
+
+
+def verify(text: str, call: Path, folder: Path, *more: str) -> dict[str, object]:
     file = folder / "mine.py"
     file.write_text(text)
     words = ["verify", str(file), "--inputs", str(call), "--families", "random|ragged", "--out", str(folder / "out")]
+    words += more or QUICK
     found: dict[str, object] = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     return found
 
 
-def test_the_example_kernel_is_proved_and_timed(call: Path, tmp_path: Path) -> None:
-    found = verify(EXAMPLE.read_text(), call, tmp_path)
+def test_the_example_kernel_goes_up_the_whole_ladder(call: Path, tmp_path: Path) -> None:
+    found = verify(EXAMPLE.read_text(), call, tmp_path, "--samples", "100")
     assert found["verdict"] == "correct on every probe", found
     assert found["latency_us"]
     verdicts = found["verdicts"]
     assert isinstance(verdicts, dict)
-    assert [verdicts[s] for s in ("L0", "L1", "L2", "L4", "L6")] == ["pass"] * 5
+    assert [verdicts[s] for s in ("L0", "L1", "L2", "L4", "L5", "L6", "L7")] == ["pass"] * 7
     line = [x.payload["verdict"] for x in ledgers.read(tmp_path / "out" / "ledger.jsonl") if x.kind == "verdict"]
     timed = next(v["evidence"] for v in line if v["stage"] == "L6")
     assert timed["median_us"] > timed["floor_us"] > 0
@@ -103,6 +108,7 @@ def test_a_wrong_kernel_is_named_and_never_timed(call: Path, tmp_path: Path) -> 
     file = tmp_path / "mine.py"
     file.write_text(OTHER_BASE)
     words = ["verify", str(file), "--inputs", str(call), "--families", "random_depth", "--out", str(tmp_path / "out")]
+    words += QUICK
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert found["verdict"] == "refused"
     assert (found["verdicts"]["L4"], found["verdicts"]["L6"]) == ("fail", "not_run(its numerics did not pass)")

@@ -16,7 +16,7 @@ from kda2.workbench.candidates import TRITON
 from kda2.workbench.capture import Capture
 from kda2.workbench.loop import Options, Outcome
 from kda2.workbench.records import STAGES, Verdict
-from kda2.workbench.verifier.numerics import CAPTURE
+from kda2.workbench.verifier.conditions import CAPTURE
 from kda2.workbench.verifier.subject import Subject
 
 

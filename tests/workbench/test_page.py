@@ -52,6 +52,21 @@ def test_the_newest_record_is_shown_and_never_compared_across_runs(tmp_path: Pat
     assert "| H64-1024-weak | 20 | 100.0 |  | 300.0 |" in text
 
 
+def test_a_ratio_that_says_nothing_is_shown_as_such(tmp_path: Path) -> None:
+    speed = {"low": 0.99, "value": 1.0, "high": 1.01}
+    unclear = record("kda2:triton", 150.0, against="fla", speed=speed, verdict="inconclusive")
+    assert "| 150.0 | 2.00x (inconclusive) | 300.0 |" in page(tmp_path, record("fla", 300.0), unclear)
+    invalid = record("kda2:triton", 150.0, verdict="invalid(the SMs' clock moved)")
+    assert "| 150.0 | invalid | 300.0 |" in page(tmp_path, record("fla", 300.0), invalid)
+
+
+def test_times_beside_a_neighbour_are_left_out(tmp_path: Path) -> None:
+    beside = record("kda2:triton", 400.0, utc="2026-02-01T00:00:00Z", neighbour_gbps=2000.0)
+    text = page(tmp_path, record("fla", 300.0), record("kda2:triton", 150.0), beside)
+    assert "| 150.0 | 2.00x | 300.0 |" in text
+    assert "neighbour" not in text and "400.0" not in text
+
+
 def test_host_times_have_their_own_table_where_they_were_taken(tmp_path: Path) -> None:
     text = page(tmp_path, record("fla", 300.0, call_us=1345.6), record("kda2:triton", 150.0))
     host = text[text.index("Host time of one call") : text.index("Relative error")]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ import torch
 
 from kda2.errors import InvalidValue
 from kda2.workbench.files import AppendError
-from kda2.workbench.profiler import bench, cold, environment, peers, problems, suites, timing
-from kda2.workbench.profiler.timing import Timing, compare, interleave
+from kda2.workbench.profiler import bench, cold, environment, peers, problems, suites
 from kda2.workbench.records import BenchRecord
 
 CPU = torch.device("cpu")
@@ -76,82 +73,6 @@ def test_a_source_counts_where_it_is_used(
     with (tmp_path / changed).open("a") as file:
         file.write("\nCHANGED = True\n")
     assert {impl for impl, now in hashes().items() if now != before[impl]} == impls
-
-
-def test_timing_takes_turns_and_rotates_inputs() -> None:
-    order: list[str] = []
-    calls = {name: [lambda s=f"{name}{i}": order.append(s) for i in range(3)] for name in "ab"}
-    timings = interleave(calls, samples=6, where=CPU, warmup=1)
-    timed = order[6:]
-    assert [x[0] for x in timed] == ["a", "b"] * 6
-    assert [int(x[1]) for x in timed] == [0, 1, 2] * 4  # every call takes the next set
-    assert len(timings["a"].device_us) == 6
-
-
-def test_timing_tells_slow_from_fast() -> None:
-    timings = interleave({"slow": [lambda: time.sleep(2e-3)], "fast": [lambda: None]}, samples=20, where=CPU)
-    assert timings["slow"].median_us >= 2000
-    assert compare(timings["slow"], timings["fast"]).verdict == "faster"
-    assert compare(timings["fast"], timings["slow"]).verdict == "slower"
-
-
-def test_a_slow_one_takes_fewer_turns() -> None:
-    calls = {"slow": [lambda: time.sleep(2e-3)], "fast": [lambda: None]}
-    timings = interleave(calls, samples=60, where=CPU, limit_s=0.05)
-    assert 20 <= len(timings["slow"].device_us) <= 26
-    assert len(timings["fast"].device_us) == 60
-
-
-def test_device_time_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU is still at work when the host is done."""
-
-    class Clock(timing._Wall):
-        def time(self, name: str, call: timing.Call) -> timing._Sample:
-            call()
-            return lambda: 1e6 if name == "slow" else 1.0, 1.0
-
-    monkeypatch.setattr(timing, "_Wall", Clock)
-    timings = interleave({"slow": [lambda: None], "fast": [lambda: None]}, samples=60, where=CPU, limit_s=22.5)
-    assert len(timings["slow"].device_us) == 23
-    assert len(timings["fast"].device_us) == 60
-
-
-@pytest.mark.gpu
-def test_a_host_that_falls_behind_costs_no_device_time() -> None:
-    """It was quick while warming up, so that the first sleeps of the device are too short."""
-    x, calls = torch.zeros(1, device="cuda"), 0
-
-    def falls_behind() -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 10 and calls % 2:
-            time.sleep(3e-3)
-        x.add_(1)
-
-    timing = interleave({"x": [falls_behind]}, samples=20, where=torch.device("cuda", 0), warmup=10)["x"]
-    assert max(timing.call_us) > 3000
-    assert max(timing.device_us) < 1000
-    assert not timing.host_paced
-
-
-@pytest.mark.gpu
-def test_more_launches_than_the_queue_holds_are_said_to_be_paced_by_the_host() -> None:
-    x = torch.zeros(1, device="cuda")
-    calls = {"many": [lambda: [x.add_(1) for _ in range(5000)]], "one": [lambda: x.add_(1)]}
-    timings = interleave(calls, samples=3, where=torch.device("cuda", 0))
-    assert timings["many"].host_paced and not timings["one"].host_paced
-    assert timings["many"].median_us > 1000
-
-
-def test_a_against_a_is_inconclusive() -> None:
-    samples = tuple(100 + 10 * math.sin(i * i) for i in range(200))
-    timing = Timing(samples, samples)
-    assert compare(timing, timing).verdict == "inconclusive"
-
-
-def test_p95_needs_a_thousand_samples() -> None:
-    assert Timing(tuple(map(float, range(999))), ()).p95_us is None
-    assert Timing(tuple(map(float, range(1000))), ()).p95_us == pytest.approx(949.5, abs=1)
 
 
 def test_the_shipped_suites_hold_the_cases_they_promise() -> None:

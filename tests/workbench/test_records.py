@@ -103,7 +103,54 @@ def test_unknown_status(status: str) -> None:
 
 def test_unknown_fields_are_refused() -> None:
     with pytest.raises(ValueError, match="Extra inputs"):
-        record(speed="fast")
+        record(fast="very")
+
+
+@pytest.mark.parametrize("name", ["kda-prefill", "kda-step", "kda-lineage", "kda-errors"])
+def test_shipped_records_are_written_as_they_were_read(name: str) -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "records" / f"{name}.jsonl"
+    lines = path.read_text().splitlines()
+    assert [BenchRecord.from_line(line).line() for line in lines] == lines
+
+
+def test_clocks_hold_only_what_was_read() -> None:
+    clocks = {"before_mhz": 1980.0, "after_mhz": 1965.0, "low_mhz": 1965.0, "high_mhz": 1980.0}
+    assert json.loads(record(clocks={**clocks, "mem_mhz": None}).line())["clocks"] == clocks
+    assert json.loads(record(clocks={**clocks, "slowed_by": ["power cap"]}).line())["clocks"]["slowed_by"] == [
+        "power cap"
+    ]
+    assert "clocks" not in json.loads(record().line())
+
+
+def test_a_neighbour_makes_another_case() -> None:
+    assert record().name == "H64-8192-strong"
+    assert record(neighbour_gbps=2000.0).name == "H64-8192-strong-neighbour"
+
+
+def test_the_tail_is_named_by_what_it_is() -> None:
+    assert record().tail is None
+    assert record(median_us=10.0, max_us=15.0, samples=999).tail == ("max", 1.5)
+    assert record(median_us=10.0, p95_us=11.0, max_us=15.0, samples=1000).tail == ("p95", 1.1)
+
+
+SPEED = {"low": 1.1, "value": 1.2, "high": 1.3}
+
+
+@pytest.mark.parametrize("verdict", ["faster", "slower", "inconclusive"])
+def test_a_comparison_says_with_what(verdict: str) -> None:
+    assert record(verdict=verdict, speed=SPEED, against="fla").verdict == verdict
+    for part in ({"speed": SPEED}, {"against": "fla"}):
+        with pytest.raises(ValueError, match="needs speed, and against what"):
+            record(verdict=verdict, **part)
+
+
+def test_no_comparison_needs_a_reason() -> None:
+    assert record(verdict="invalid(the clock moved)").verdict == "invalid(the clock moved)"
+    for verdict in ("invalid", "incorrect()", "fastest", "faster(much)"):
+        with pytest.raises(ValueError, match="verdict"):
+            record(verdict=verdict)
+    with pytest.raises(ValueError, match="allows no times, got \\['speed'\\]"):
+        record(status="oom", median_us=None, call_us=None, speed=SPEED)
 
 
 def test_reading_names_the_bad_line(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from report_ledger import (
 from report_page import markup, table, words
 
 from kda2.workbench import ledger as ledgers
+from kda2.workbench.growth import Curve, Growth, Point, fit
 from kda2.workbench.ledger import Ledger
 from kda2.workbench.records import STAGES
 from kda2.workbench.report import charts, render, tell, write_report
@@ -314,6 +315,64 @@ def test_nothing_in_a_ledger_is_taken_as_markup(measured: Path, tmp_path: Path) 
     assert "&lt;img src=x" in whole
     assert "<img" not in whole
     assert "<script>alert(2)" not in whole
+
+
+# --- error growth ---
+
+
+def grown(name: str, ended: str = "") -> dict[str, Any]:
+    """The line of a kernel whose o grows as the square root of T, and whose final state does not."""
+    tokens = (64, 128, 256, 512, 1024, 2048)
+    errors: dict[str, list[float | None]] = {"o": [1e-4 * t**0.5 for t in tokens], "final state": [3e-7] * 6}
+    if ended:
+        errors["o"][-1] = None
+    points = tuple(Point(tokens=t, errors={n: errors[n][i] for n in errors}, seconds=1.0) for i, t in enumerate(tokens))
+    fits = {"o": fit(tokens[:5], [1e-4 * t**0.5 for t in tokens[:5]]), "final state": fit(tokens, [3e-7] * 6)}
+    growth = Growth(
+        utc="2026-01-01T00:00:00Z", name=name, sizes={"H": 1, "HV": 1, "K": 8, "V": 8}, dtype="bf16", seed=3,
+        environment={"device": "NVIDIA H200"}, curves=(Curve(gate="weak", points=points, fits=fits, ended=ended),),
+    )  # fmt: skip
+    return growth.model_dump(mode="json", by_alias=True)
+
+
+def test_growth_alone_has_a_page(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("growth", grown("mine.py"))
+    ledger.append("growth", grown("torch", "stopped at T=2048: not finite"))
+    whole = render(ledger.path)
+    rows = [
+        (r["implementation"][1].split()[0], r["quantity"][1], r["law"][1], r["order"][1])
+        for _, r in table(markup(whole), "implementation", "law", "order")
+    ]
+    assert rows == [
+        (name, quantity, law, order) for name in ("mine.py", "torch")
+        for quantity, law, order in (("o", "sqrt", "0.500"), ("final state", "flat", "0.000"))
+    ]  # fmt: skip
+    said = words(whole)
+    assert "Kimi Delta Attention: how errors grow" in said and "torch, weak: stopped at T=2048: not finite" in said
+    assert "No choice has been made" not in said and "Candidates" not in said and "sm_0" not in said
+
+
+def test_growth_in_the_ledger_of_a_run(measured: Path, tmp_path: Path) -> None:
+    copy = rewritten(measured, tmp_path, "none", lambda p: p)
+    Ledger(copy).append("growth", grown("triton"))
+    said = words(render(copy))
+    assert f"{FASTER} measured Why this one" in said and "Error growth" in said
+    assert "Error growth" not in words(render(measured))
+
+
+def test_growth_of_another_version_is_told(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("growth", grown("torch") | {"schema": 2})
+    assert "1 lines of another version are left out." in words(render(ledger.path))
+
+
+def test_a_kernels_name_is_no_markup_in_its_curves(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("growth", grown("<img src=x>.py", "stopped at T=64: </script><script>alert(2)</script>"))
+    whole = render(ledger.path)
+    assert "&lt;img src=x&gt;.py" in whole
+    assert "<img" not in whole and "<script>alert(2)" not in whole
 
 
 def test_many_candidates_stay_readable(tmp_path: Path) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from kda2.cli import ledger, records, spec, tune
+from kda2.cli import ledger, profile, records, spec, tune
+from kda2.cli.ablate import ablate
+from kda2.cli.audit import audit_command
 from kda2.cli.bench import bench
 from kda2.cli.capture import capture
 from kda2.cli.doctor import doctor
+from kda2.cli.growth import growth
 from kda2.cli.plan import plan
 from kda2.cli.run import run
+from kda2.cli.sweep import sweep
 from kda2.cli.verify import verify
 
 app = typer.Typer(
@@ -23,9 +27,14 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(run)
 app.command()(verify)
+app.command("audit")(audit_command)
+app.command()(sweep)
+app.command()(growth)
 app.command()(capture)
 app.command()(bench)
 app.command()(doctor)
+profile.app.command()(ablate)
+app.add_typer(profile.app, name="profile")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(tune.app, name="tune")
 app.add_typer(spec.app, name="spec")

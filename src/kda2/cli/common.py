@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ParamSpec
 
 import typer
@@ -32,12 +32,17 @@ def check_op(op: str) -> None:
 
 def families_of(pattern: str) -> tuple[str, ...]:
     """The probe families whose names a regular expression finds."""
+    return chosen_of(pattern, tuple(FAMILIES))
+
+
+def chosen_of(pattern: str, probes: Sequence[str]) -> tuple[str, ...]:
+    """Those of `probes` that a regular expression finds."""
     try:
-        chosen = tuple(name for name in FAMILIES if re.search(pattern, name))
+        chosen = tuple(name for name in probes if re.search(pattern, name))
     except re.error as e:
         raise InvalidValue("--families", "a regular expression", repr(pattern), str(e)) from e
     if not chosen:
-        raise InvalidValue("--families", f"an expression that finds one of {', '.join(FAMILIES)}", repr(pattern))
+        raise InvalidValue("--families", f"an expression that finds one of {', '.join(probes)}", repr(pattern))
     return chosen
 
 

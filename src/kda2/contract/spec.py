@@ -38,12 +38,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Limits for one dtype: relative L2 per output, and for one element as a multiple of the tensor's RMS."""
+    """Limits for inputs of one dtype: relative L2 of an output, and for one element as a multiple of the tensor's RMS.
+
+    `family` and `output`: the probe family and the output that they are for; "" is any that has no limits of its own.
+    """
 
     dtype: str
     relative_l2: float
     element_rms: float
     provenance: str = ""
+    family: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,15 @@ class OpSpec:
     reference_source: str = ""
 
     def to_json(self) -> str:
-        """One line. `reference_source` is left out if empty: specs without one keep the hash they had before it."""
+        """One line. `reference_source`, and `family` and `output` of a tolerance, are left out if empty: specs without
+        them keep the hash they had before there were such fields."""
         plain = {"schema": SCHEMA, **asdict(self)}
         if not self.reference_source:
             del plain["reference_source"]
+        optional = ("family", "output")
+        plain["tolerances"] = [
+            {name: x for name, x in t.items() if x or name not in optional} for t in plain["tolerances"]
+        ]
         return json.dumps(plain, sort_keys=True)
 
     @classmethod
@@ -87,22 +97,30 @@ class OpSpec:
         schema = plain.pop("schema", None)
         if schema != SCHEMA or isinstance(schema, bool):
             raise InvalidValue("schema", str(SCHEMA), repr(schema), "it comes from another version of kda2")
-        return _built(cls, plain, "")
+        return built(cls, plain, "")
 
     @property
     def content_hash(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
-    def tolerance(self, dtype: str) -> Tolerance:
-        """The limits for `dtype` ("bf16", "fp16", "fp32")."""
-        for t in self.tolerances:
-            if t.dtype == dtype:
-                return t
-        raise KeyError(f"{self.name} has no tolerance for {dtype}; it has {[t.dtype for t in self.tolerances]}")
+    def tolerance(self, dtype: str, family: str = "", output: str = "") -> Tolerance:
+        """The limits for `dtype` ("bf16", "fp16", "fp32"): those of the family and its output, else the dtype's general
+        ones. Raises `KeyError` for a dtype that has none."""
+        found = {(t.family, t.output): t for t in self.tolerances if t.dtype == dtype}
+        for row in ((family, output), (family, ""), ("", output), ("", "")):
+            if row in found:
+                return found[row]
+        raise KeyError(f"{self.name} has no tolerance for {dtype}; it has {list(self.judged_dtypes)}")
+
+    @property
+    def judged_dtypes(self) -> tuple[str, ...]:
+        """The dtypes that have tolerances."""
+        return tuple(dict.fromkeys(t.dtype for t in self.tolerances))
 
 
-def _built(cls: type[T], plain: object, path: str) -> T:
-    """The dataclass `cls` from a JSON object; `path` is where that stands."""
+def built(cls: type[T], plain: object, path: str) -> T:
+    """The dataclass `cls` from a JSON object; `path` is where that stands. Raises `InvalidValue` with the path of what
+    is wrong."""
     if not isinstance(plain, dict):
         raise InvalidValue(path, "an object", _kind(plain))
     at = f"{path}." if path else ""
@@ -131,7 +149,7 @@ def _read(hint: Any, value: object, path: str) -> Any:
         return {name: _read(get_args(hint)[1], x, f"{path}.{name}") for name, x in value.items()}
     if hint in (str, int, float, bool):
         return _scalar(hint, value, path)
-    return _built(hint, value, path)
+    return built(hint, value, path)
 
 
 def _scalar(hint: type, value: object, path: str) -> object:

@@ -15,11 +15,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kda2.memory import Guarded, fenced_memory, fingerprint, guarded, poison, poisoned_memory
 from kda2.testing.compare import Comparison, compare, error, rms
 from kda2.testing.diagnosis import diagnose
 from kda2.testing.families import FAMILIES, Family, family
 from kda2.testing.inputs import Problem, as_step, make, make_step, offsets
-from kda2.testing.memory import Guarded, fenced_memory, fingerprint, guarded, poison, poisoned_memory
 from kda2.testing.mutants import MUTANTS, Mutant
 from kda2.testing.oracle import checked, checked_step, oracle, same_roundings, upcast
 from kda2.testing.stage_verify import verify_stage

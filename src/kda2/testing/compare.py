@@ -17,17 +17,17 @@ ROW_AXES = ("row", "head", "channel")
 STATE_AXES = {"kv": ("sequence", "head", "key", "value"), "vk": ("sequence", "head", "value", "key")}
 
 
-def error(got: Tensor, ref: Tensor, scale: float | None = None) -> float:
-    """Relative L2 error ||got - ref|| / max(||ref||, scale), in fp64; inf if anything is not finite.
+def error(got: Tensor, ref: Tensor, floor: float = 0.0) -> float:
+    """Relative L2 error ||got - ref|| / ||ref||, in fp64; inf if anything is not finite.
 
-    `scale` is 1e-3 times the norm that the same quantity has for random inputs, so that a reference which is zero by
-    nature (the output at t = 0 of a dead head, say) compares sanely. Shapes must agree.
+    `floor` is the RMS that the reference is at least taken to have: one that is zero by nature (the output at t = 0 of
+    a dead head, say) or nearly zero by chance (the output of one token) then compares sanely. Shapes must agree.
     """
     if got.numel() == 0:
         return 0.0
     got, ref = got.detach().double(), ref.detach().double()
     off = torch.linalg.vector_norm(got - ref).item()
-    size = max(torch.linalg.vector_norm(ref).item(), scale or 0.0)
+    size = max(torch.linalg.vector_norm(ref).item(), floor * ref.numel() ** 0.5)
     if not math.isfinite(off):
         return math.inf
     if off == 0.0:
@@ -55,7 +55,8 @@ class Worst:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. `mismatch` says why two tensors could not be compared at all."""
+    """What `compare` found. `mismatch` says why two tensors could not be compared at all, `provenance` where the limits
+    come from."""
 
     quantity: str
     relative_l2: float
@@ -66,6 +67,7 @@ class Comparison:
     non_finite_want: int
     first_non_finite: str = ""
     mismatch: str = ""
+    provenance: str = ""
 
     @property
     def ok(self) -> bool:
@@ -111,13 +113,13 @@ def compare(
     axes: Sequence[str] | None = None,
     cu_seqlens: Tensor | None = None,
     dtype: torch.dtype | None = None,
-    scale: float | None = None,
+    floor: float = 0.0,
 ) -> Comparison:
     """Hold `got` against `want` (any precision, usually fp64).
 
-    Two tests: the relative L2 error over the whole tensor (see `error`, `scale` is its floor), and per element the
-    distance in units of the larger of the tensor's RMS and the RMS of the element's own last axis. The unit too has
-    a floor: that of `scale` spread over the tensor.
+    Two tests: the relative L2 error over the whole tensor (see `error`), and per element the distance in units of the
+    larger of the tensor's RMS and the RMS of the element's own last axis. `floor` is the RMS that the tensor is at
+    least taken to have, in both.
 
     `dtype`: what `got` must have. `axes` names the axes of the worst element's index; with `cu_seqlens` a token is
     given as sequence and token within it. `got` may be on any device.
@@ -126,19 +128,20 @@ def compare(
     mismatch = _mismatch(got, want, dtype)
     if mismatch:
         limits = (tolerance.relative_l2, tolerance.element_rms)
-        return Comparison(quantity, math.inf, *limits, None, 0, 0, mismatch=mismatch)
+        return Comparison(quantity, math.inf, *limits, None, 0, 0, mismatch=mismatch, provenance=tolerance.provenance)
     offsets = None if cu_seqlens is None else cu_seqlens.tolist()
     got, want = got.detach().double(), want.detach().to(got.device).double()
     bad = ~got.isfinite()
     return Comparison(
         quantity,
-        relative_l2=error(got, want, scale),
+        relative_l2=error(got, want, floor),
         limit=tolerance.relative_l2,
         element_limit=tolerance.element_rms,
-        worst=_worst(got, want, scale, names, offsets),
+        worst=_worst(got, want, floor, names, offsets),
         non_finite=int(bad.sum()),
         non_finite_want=int((~want.isfinite()).sum()),
         first_non_finite=_place(bad.flatten().long().argmax().item(), want.shape, names, offsets) if bad.any() else "",
+        provenance=tolerance.provenance,
     )
 
 
@@ -152,13 +155,10 @@ def _mismatch(got: object, want: Tensor, dtype: torch.dtype | None) -> str:
     return ""
 
 
-def _worst(
-    got: Tensor, want: Tensor, scale: float | None, names: tuple[str, ...], offsets: list[int] | None
-) -> Worst | None:
+def _worst(got: Tensor, want: Tensor, floor: float, names: tuple[str, ...], offsets: list[int] | None) -> Worst | None:
     if not want.numel():
         return None
-    floor = max(rms(want), (scale or 0.0) / want.numel() ** 0.5)
-    unit = want.square().mean(-1, keepdim=True).sqrt().clamp(min=floor)
+    unit = want.square().mean(-1, keepdim=True).sqrt().clamp(min=max(rms(want), floor))
     off = (got - want).abs()
     off = torch.where(off == 0, 0.0, off / unit).nan_to_num(nan=math.inf)
     flat = int(off.argmax())

@@ -21,9 +21,9 @@ import torch
 import kda2
 from kda2.dispatch import capability, choose
 from kda2.errors import MissingExtra
+from kda2.memory import fenced_memory, fingerprint, guarded, poisoned_memory
 from kda2.testing.families import FAMILIES
 from kda2.testing.inputs import RESTRIDE, Problem, make
-from kda2.testing.memory import fenced_memory, fingerprint, guarded, poisoned_memory
 from kda2.testing.oracle import Outputs, checked, oracle
 from kda2.testing.verify import NAMES, expected, judge, verify
 

@@ -12,8 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kda2.ops.kda.transforms import Transformed, first_state, last_state, sequence_bounds, tokens_of
-from kda2.testing.oracle import Outputs, checked, upcast
+from kda2.ops.kda.check import StepCall
+from kda2.ops.kda.transforms import (
+    Transformed,
+    first_state,
+    last_state,
+    sequence_bounds,
+    swap_layout,
+    tokens_of,
+    transform,
+)
+from kda2.testing.oracle import Outputs, checked, checked_step, upcast
 
 Kwargs = Mapping[str, Any]
 # From the arguments of the call, upcast, to others.
@@ -22,6 +31,10 @@ Arguments = Callable[[dict[str, Any]], dict[str, Any]]
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 # One sequence: state [HV, K, V] before it and its tokens [T, HV, ...] to (o [T, HV, V], state after it).
 Recur = Callable[[Tensor, Transformed], tuple[Tensor, Tensor]]
+# From the formula's operands of any tokens, [..., HV, ...], to others.
+Operands = Callable[[Transformed], Transformed]
+# Of a decode call, the slot [B] that each row's state is read from or written to; -1: none.
+Slots = Callable[[StepCall], Tensor]
 
 
 def decayed(state: Tensor, g: Tensor) -> Tensor:
@@ -70,18 +83,56 @@ def by_chunks(
     return torch.cat(o), after
 
 
-def evaluate(kwargs: Kwargs, over: Recur = recur, arguments: Arguments = dict, joined: bool = False) -> Outputs:
+def evaluate(
+    kwargs: Kwargs,
+    over: Recur = recur,
+    arguments: Arguments = dict,
+    joined: bool = False,
+    reach: tuple[int, int] = (0, 0),
+) -> Outputs:
     """(o, final state) of `kda2.kda(**kwargs)`, in its dtypes, on the arguments that `arguments` makes of them and with
-    `over` in place of the recurrence. `joined`: a sequence starts from the state in which the one before it ended."""
+    `over` in place of the recurrence. `joined`: a sequence starts from the state in which the one before it ended.
+    `reach`: tokens before and after its own that a sequence takes for its own."""
     call = checked(arguments(upcast(kwargs)))
     bounds = sequence_bounds(call)
     x = tokens_of(call, bounds)
     o = x.v.new_zeros(call.v.shape).flatten(0, 1)
     states = list(first_state(call, o.dtype).unbind(0))
     for n, (start, end) in enumerate(bounds):
-        o[start:end], states[n] = over(states[n - 1] if joined and n else states[n], tokens(x, start, end))
+        first = max(start - reach[0], 0)
+        at, states[n] = over(states[n - 1] if joined and n else states[n], tokens(x, first, end + reach[1]))
+        o[start:end] = at[start - first : end - first]
     final = torch.stack(states) if states else first_state(call, o.dtype)
     return as_stored((o.view_as(call.v), last_state(call, final)), kwargs)
+
+
+def slots_of(call: StepCall) -> Tensor:
+    """The slot [B] that each row names; -1 for rows of padding."""
+    if call.state_indices is None:
+        return torch.arange(len(call.q))
+    return call.state_indices.long().masked_fill(call.state_indices == call.pad_slot, -1)
+
+
+def evaluate_step(
+    kwargs: Kwargs,
+    rule: Rule = delta_rule,
+    arguments: Arguments = dict,
+    operands: Operands = lambda x: x,
+    reads: Slots = slots_of,
+    writes: Slots = slots_of,
+) -> tuple[Tensor, Tensor]:
+    """(o, state) of `kda2.kda_step(**kwargs)`, in its dtypes, on the arguments that `arguments` makes of them, with
+    other operands, another step, and states read from and written to other slots. Nothing is written in place."""
+    call = checked_step(arguments(upcast({**kwargs, "inplace": False, "out": None})))
+    x = operands(transform(call.q, call.k, call.v, call.g, call.beta, call.options))
+    pool = swap_layout(call.state, call.options.state_layout).clone()
+    source, target = reads(call), writes(call)
+    o, after = rule(pool[source.clamp(min=0)], *x)
+    o[source < 0] = 0.0
+    written_rows = target >= 0
+    pool[target[written_rows]] = after[written_rows]
+    state = swap_layout(pool, call.options.state_layout).contiguous()
+    return o.to(kwargs["v"].dtype), state.to(kwargs["state"].dtype)
 
 
 def as_stored(outputs: Outputs, kwargs: Kwargs) -> Outputs:

@@ -18,12 +18,21 @@ from torch import Tensor
 
 from kda2.contract import TensorSpec, Tolerance
 from kda2.errors import InvalidValue
+from kda2.memory import fingerprint, poisoned_memory
 from kda2.ops.kda.spec import KDA
 from kda2.ops.kda.transforms import sequence_bounds
-from kda2.testing.compare import Comparison, compare, error
+from kda2.testing.compare import Comparison, compare
 from kda2.testing.families import FAMILIES, Family
 from kda2.testing.inputs import Problem
-from kda2.testing.memory import fingerprint, poisoned_memory
+from kda2.testing.limits import (
+    NAMES,
+    ZERO_BY_NATURE,
+    expected,
+    finite_rms,
+    rounding_factor,
+    widened,
+    yardstick,
+)
 from kda2.testing.oracle import Outputs, checked, upcast
 from kda2.testing.stages import (
     Run,
@@ -37,17 +46,7 @@ from kda2.testing.stages import (
     rounding,
     stage_inputs,
 )
-from kda2.testing.verify import (
-    CEILING_ELEMENT,
-    CEILING_L2,
-    FP32_KERNEL_OVER_REFERENCE,
-    NAMES,
-    ROUNDINGS_FACTOR,
-    Verdict,
-    expected,
-    judge,
-    random_rms,
-)
+from kda2.testing.verify import Verdict, judge, least
 
 _AXES = {"NT": "chunk", "N": "sequence", "HV": "head", "C": "token", "K": "key", "V": "value"}
 
@@ -93,7 +92,7 @@ def _outputs(run: Run, stage: Stage, plain: Mapping[str, Any], C: int, spoilt: i
     if spoilt is not None:
         chunks = chunk_rows(checked(plain), C)[1].tolist()[spoilt : spoilt + 2]
         got, want, honest = (_blanked(x, stage, spoilt, chunks) for x in (got, want, honest))
-    found = [_compared(spec, got, want, honest, plain, floors.get(spec.name)) for spec in stage.outputs]
+    found = [_compared(spec, got, want, honest, plain, floors.get(spec.name, 0.0)) for spec in stage.outputs]
     return (*found, *wrong)
 
 
@@ -107,16 +106,15 @@ def _watched(run: Run, inputs: Tensors) -> tuple[Any, list[Comparison]]:
 
 
 def _compared(
-    spec: TensorSpec, got: dict[str, Any], want: Tensors, honest: Tensors, plain: Mapping[str, Any], floor: float | None
+    spec: TensorSpec, got: dict[str, Any], want: Tensors, honest: Tensors, plain: Mapping[str, Any], floor: float
 ) -> Comparison:
     """One output against the reference; `floor` is the RMS below which its errors are not relative."""
     name = spec.name
     if name not in got:
         return _failed(name, f"missing: run returned {', '.join(map(str, got)) or 'nothing'}")
-    scale = None if floor is None else 1e-3 * floor * want[name].numel() ** 0.5
-    limit = _widened(honest[name], want[name], _own_limits(plain), plain["v"].dtype, scale)
     dtype = dtypes_of(plain)[name]
-    return compare(got[name], want[name], limit, quantity=name, axes=_axis_names(spec), dtype=dtype, scale=scale)
+    limit = _widened(honest[name], want[name], KDA.tolerance(NAMES[plain["v"].dtype]), plain["v"].dtype, floor)
+    return compare(got[name], want[name], limit, quantity=name, axes=_axis_names(spec), dtype=dtype, floor=floor)
 
 
 def _whole_call(
@@ -126,45 +124,31 @@ def _whole_call(
     honest = replaced(stage.name, rounding(stage.name, plain["v"].dtype), plain, C)
     if family.spoilt is not None:
         got, want, honest = (_blanked_call(x, family.spoilt, plain) for x in (got, want, honest))
+    by = yardstick(plain, want, family.name)
+    floors = least(by.floors, family, problem)
     limits = [
-        _widened(x, ref, _own_limits(plain), plain["v"].dtype)
-        for x, ref in zip(honest, want, strict=True)
+        _widened(x, ref, limit, plain["v"].dtype, floor)
+        for x, ref, limit, floor in zip(honest, want, by.limits, floors, strict=False)
         if x is not None and ref is not None
     ]
-    floors = None if family.name == "random" else random_rms(problem)
     return tuple(replace(c, quantity=f"{c.quantity} (whole call)") for c in judge(got, want, plain, limits, floors))
 
 
-def _own_limits(plain: Mapping[str, Any]) -> Tolerance:
-    return KDA.tolerance(NAMES[plain["v"].dtype])
-
-
-def _widened(honest: Tensor, want: Tensor, own: Tolerance, dtype: torch.dtype, scale: float | None = None) -> Tolerance:
-    """The op's limits, or twice the error of the torch stage with the same roundings, up to a ceiling."""
-    factor = ROUNDINGS_FACTOR * (FP32_KERNEL_OVER_REFERENCE if dtype == torch.float32 else 1.0)
-    worst = compare(honest, want, own, scale=scale).worst
-    element = factor * (worst.rms_off if worst else 0.0)
-    return replace(
-        own,
-        relative_l2=min(max(own.relative_l2, factor * error(honest, want, scale)), CEILING_L2),
-        element_rms=min(max(own.element_rms, element), CEILING_ELEMENT),
-        provenance=f"at least {factor:g} times the error of the torch stage with the same roundings",
-    )
+def _widened(honest: Tensor, want: Tensor, own: Tolerance, dtype: torch.dtype, floor: float) -> Tolerance:
+    """`own`, or twice the error of the torch stage with the same roundings, up to a ceiling."""
+    c = compare(honest, want, own, floor=floor)
+    element = c.worst.rms_off if c.worst else 0.0
+    return widened(own, c.relative_l2, element, rounding_factor(dtype), "the torch stage")
 
 
 def _floors(inputs: Tensors) -> dict[str, float]:
-    """The RMS that a decayed factor has where nothing decays: deep gates leave references of 1e-100, which fp32 does
-    not hold and nobody misses."""
-    known = {"decay": 1.0}
+    """A part of the RMS that a decayed factor has where nothing decays: deep gates leave references of 1e-100, which
+    fp32 does not hold and nobody misses."""
+    known = {"decay": ZERO_BY_NATURE}
     for name, source in (("Qd", "q"), ("Kd", "k"), ("Kr", "k")):
         if source in inputs:
-            known[name] = _finite_rms(inputs[source])
+            known[name] = ZERO_BY_NATURE * finite_rms(inputs[source])
     return known
-
-
-def _finite_rms(x: Tensor) -> float:
-    wide = x.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return wide.square().mean().sqrt().item() if x.numel() else 0.0
 
 
 def _axis_names(spec: TensorSpec) -> tuple[str, ...]:

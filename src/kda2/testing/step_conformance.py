@@ -11,11 +11,11 @@ from torch import Tensor
 
 import kda2
 from kda2.dispatch import choose
+from kda2.memory import fenced_memory, fingerprint, guarded
 from kda2.ops.kda.spec import KDA_STEP
 from kda2.testing.conformance import DTYPES, FLAGS, GATES, HEADS, KV_SIZES, QUICK, STATES, each, poisoned
 from kda2.testing.families import FAMILIES
 from kda2.testing.inputs import Problem, Strides, as_step, make, make_step
-from kda2.testing.memory import fenced_memory, fingerprint, guarded
 from kda2.testing.oracle import checked_step, oracle
 from kda2.testing.verify import judge, judge_step
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,23 +11,33 @@ from torch import Tensor
 
 from kda2.contract import Tolerance
 from kda2.errors import InvalidValue
+from kda2.memory import fingerprint
 from kda2.ops.kda import kda_step
-from kda2.ops.kda.spec import KDA
-from kda2.testing.compare import ROW_AXES, STATE_AXES, TOKEN_AXES, Comparison, compare, error, rms
+from kda2.testing.compare import ROW_AXES, STATE_AXES, TOKEN_AXES, Comparison, compare
 from kda2.testing.families import FAMILIES, Family
-from kda2.testing.inputs import Problem, make
-from kda2.testing.memory import fingerprint
-from kda2.testing.oracle import Outputs, oracle, same_roundings, upcast
+from kda2.testing.inputs import Problem
+from kda2.testing.limits import (
+    CEILING_ELEMENT,
+    CEILING_L2,
+    NAMES,
+    ROUNDINGS_FACTOR,
+    ZERO_BY_NATURE,
+    copies_needed,
+    expected,
+    finite_rms,
+    own_limits,
+    random_rms,
+    with_signs,
+    yardstick,
+)
+from kda2.testing.oracle import Outputs, upcast
 
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-# Longer ones get the oracle's chunked form in fp64, which agrees with the token recurrence to 1e-12.
-RECURRENT_TOKENS = 640
-ROUNDINGS_FACTOR = 2.0
-# Kernels multiply fp32 operands as three products of tf32 terms, good to 2^-21 where fp32 is to 2^-24 (8 times), and
-# merge inverses block by block, which for near-singular chunks is 10 times coarser than substitution.
-FP32_KERNEL_OVER_REFERENCE = 32.0
-# No rounding excuses more than this, in relative L2 and in RMS per element: a reference that diverges excuses nothing.
-CEILING_L2, CEILING_ELEMENT = 0.1, 1.0
+__all__ = [
+    "CEILING_ELEMENT", "CEILING_L2", "INPUTS", "NAMES", "ROUNDINGS_FACTOR", "Trial", "Verdict", "call_trial",
+    "expected", "judge", "judge_step", "trial", "verify", "verify_call",
+]  # fmt: skip
+
+INPUTS = "inputs"  # the quantity under which changed inputs are told
 
 
 @dataclass(frozen=True)
@@ -56,53 +65,77 @@ class Verdict:
     __str__ = explain
 
 
-def verify(run: Callable[..., Outputs], family: str | Family, problem: Problem) -> Verdict:
-    """Hold `run(**kwargs) -> (o, final state or None)`, which takes the arguments of `kda2.kda`, to `family`."""
+@dataclass(frozen=True)
+class Trial:
+    """One call of `kda2.kda` with its right answer and the limits that it is held to: all that a judge needs, and
+    nothing of what is judged. `spoilt`: the sequence whose inputs are NaN, which is not compared."""
+
+    name: str
+    kwargs: Mapping[str, Any]
+    want: Outputs
+    limits: tuple[Tolerance, ...]
+    floors: tuple[float, float] | None = None
+    spoilt: int | None = None
+
+    def judge(self, got: Outputs, changed: Sequence[str] = ()) -> Verdict:
+        """Hold (o, final state) to the answer; `changed` names the inputs that were written to."""
+        want, kwargs = self.want, self.kwargs
+        if self.spoilt is not None:
+            got, want, kwargs = _without(self.spoilt, got, want, kwargs)
+        found = judge(got, want, kwargs, self.limits, self.floors)
+        spoils = (_failed(INPUTS, f"changed: {', '.join(changed)}"),) if changed else ()
+        return Verdict(self.name, (*found, *spoils))
+
+
+def trial(family: str | Family, problem: Problem) -> Trial:
+    """The family's call for `problem`. Raises `InvalidValue` for an unknown family."""
     if isinstance(family, str) and family not in FAMILIES:
         raise InvalidValue("family", f"one of {', '.join(FAMILIES)}", repr(family))
     chosen = FAMILIES[family] if isinstance(family, str) else family
     kwargs = chosen.build(problem)
     want = expected(kwargs)
-    got, changed = _watched(run, kwargs)
-    floors = None if chosen.name == "random" else random_rms(problem)
-    limits = [own_limits(kwargs, x) for x in want if x is not None]
-    if chosen.judge == "same_roundings":
-        limits = _rounding_limits(kwargs, want, limits)
-    if chosen.spoilt is not None:
-        got, want, kwargs = _without(chosen.spoilt, got, want, kwargs)
-    return Verdict(chosen.name, (*judge(got, want, kwargs, limits, floors), *changed))
+    by = yardstick(kwargs, want, chosen.name, amplifies=chosen.judge == "same_roundings")
+    return Trial(chosen.name, kwargs, want, by.limits, least(by.floors, chosen, problem), chosen.spoilt)
+
+
+def call_trial(name: str, kwargs: Mapping[str, Any]) -> Trial:
+    """The call `kwargs`, under the op's own limits."""
+    want = expected(kwargs)
+    by = yardstick(kwargs, want)
+    return Trial(name, kwargs, want, by.limits, by.floors)
+
+
+def verify(run: Callable[..., Outputs], family: str | Family, problem: Problem) -> Verdict:
+    """Hold `run(**kwargs) -> (o, final state or None)`, which takes the arguments of `kda2.kda`, to `family`."""
+    return _tried(run, trial(family, problem))
 
 
 def verify_call(run: Callable[..., Outputs], name: str, kwargs: Mapping[str, Any]) -> Verdict:
     """As `verify`, on the call `kwargs`, under the op's own limits."""
-    want = expected(kwargs)
-    got, changed = _watched(run, kwargs)
-    return Verdict(name, (*judge(got, want, kwargs), *changed))
+    return _tried(run, call_trial(name, kwargs))
 
 
-def _watched(run: Callable[..., Outputs], kwargs: Mapping[str, Any]) -> tuple[Outputs, tuple[Comparison, ...]]:
-    """What `run` gives, and a failed comparison if it changed its inputs."""
-    before = fingerprint(kwargs)
-    got = run(**kwargs)
-    changed = [name for name, now in fingerprint(kwargs).items() if now != before[name]]
-    return got, (_failed("inputs", f"changed: {', '.join(changed)}"),) if changed else ()
+def _tried(run: Callable[..., Outputs], on: Trial) -> Verdict:
+    before = fingerprint(on.kwargs)
+    got = run(**on.kwargs)
+    return on.judge(got, [name for name, now in fingerprint(on.kwargs).items() if now != before[name]])
 
 
 def judge(
     got: Outputs,
     want: Outputs,
     kwargs: Mapping[str, Any],
-    limits: list[Tolerance] | None = None,
+    limits: Sequence[Tolerance] = (),
     floors: tuple[float, float] | None = None,
 ) -> tuple[Comparison, ...]:
-    """Compare (o, final state) with what is wanted for the call `kwargs`. `floors`: the RMS of o and of the state for
-    random inputs, where a reference may be zero by nature."""
-    limits = limits or [own_limits(kwargs, x) for x in want if x is not None]
-    scales = [None, None] if floors is None else [_scale(f, x) for f, x in zip(floors, want, strict=True)]
-    offsets = kwargs.get("cu_seqlens")
-    o = compare(
-        got[0], want[0], limits[0], axes=TOKEN_AXES, cu_seqlens=offsets, dtype=kwargs["v"].dtype, scale=scales[0]
-    )
+    """Compare (o, final state) with what is wanted for the call `kwargs`, under the op's own limits unless others are
+    given. `floors`: the RMS that o and the state are at least taken to have (see `kda2.testing.limits`)."""
+    if not limits:
+        by = yardstick(kwargs, want)
+        limits, floors = by.limits, floors or by.floors
+    least_o, least_state = floors or (0.0, 0.0)
+    offsets, dtype = kwargs.get("cu_seqlens"), kwargs["v"].dtype
+    o = compare(got[0], want[0], limits[0], axes=TOKEN_AXES, cu_seqlens=offsets, dtype=dtype, floor=least_o)
     if want[1] is None:
         return (o,) if got[1] is None else (o, _failed("final state", "wanted None, as none was asked for"))
     initial = kwargs.get("initial_state")
@@ -110,68 +143,38 @@ def judge(
     axes = STATE_AXES[kwargs.get("state_layout", "kv")]
     if got[1] is None:
         return o, compare(torch.empty(0), want[1], limits[1], quantity="final state", axes=axes)
-    state = compare(got[1], want[1], limits[1], quantity="final state", axes=axes, dtype=dtype, scale=scales[1])
-    return o, state
+    return o, compare(got[1], want[1], limits[1], quantity="final state", axes=axes, dtype=dtype, floor=least_state)
 
 
 def judge_step(got: tuple[Tensor, Tensor], kwargs: Mapping[str, Any]) -> tuple[Comparison, ...]:
     """Compare what `kda2.kda_step` gave with the fp64 recurrence. `kwargs` must hold the state as it was before."""
-    before = {name: x for name, x in kwargs.items() if name != "out"}
-    want = kda_step(**{**upcast(before), "inplace": False, "impl": "reference"})
+    want = _stepped(kwargs)
     axes = ("slot", *STATE_AXES[kwargs.get("state_layout", "kv")][1:])
-    o = compare(got[0], want[0], own_limits(kwargs, want[0]), axes=ROW_AXES, dtype=kwargs["v"].dtype)
-    limits = own_limits({**kwargs, "initial_state": kwargs["state"]}, want[1])
-    return o, compare(got[1], want[1], limits, quantity="state", axes=axes, dtype=kwargs["state"].dtype)
+    floors = _step_floors(kwargs, want)
+    o = compare(got[0], want[0], own_limits(kwargs, "o"), axes=ROW_AXES, dtype=kwargs["v"].dtype, floor=floors[0])
+    limits, dtype = own_limits({**kwargs, "initial_state": kwargs["state"]}, "final_state"), kwargs["state"].dtype
+    return o, compare(got[1], want[1], limits, quantity="state", axes=axes, dtype=dtype, floor=floors[1])
 
 
-def expected(kwargs: Mapping[str, Any]) -> Outputs:
-    """The oracle's outputs for a call."""
-    return oracle(kwargs, "reference" if kwargs["q"].shape[1] <= RECURRENT_TOKENS else "torch")
+def _stepped(kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    before = {name: x for name, x in kwargs.items() if name != "out"}
+    return kda_step(**{**upcast(before), "inplace": False, "impl": "reference"})
 
 
-def own_limits(kwargs: Mapping[str, Any], want: Tensor) -> Tolerance:
-    """The op's tolerance for the call's inputs, or that of the stored state where it is coarser."""
-    initial = kwargs.get("initial_state")
-    dtypes = {kwargs["v"].dtype} | ({initial.dtype} if want.dim() == 4 and initial is not None else set())
-    return max((KDA.tolerance(NAMES[d]) for d in dtypes), key=lambda t: t.relative_l2)
+def _step_floors(kwargs: Mapping[str, Any], want: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    count = copies_needed(kwargs, want)
+    if not count:
+        return 0.0, 0.0
+    o, state = _stepped(with_signs(kwargs, count))
+    return finite_rms(o), finite_rms(state)
 
 
-def _rounding_limits(kwargs: Mapping[str, Any], want: Outputs, limits: list[Tolerance]) -> list[Tolerance]:
-    """Twice the error of the reference with the same roundings, no less than the op's own limits, up to a ceiling."""
-    is_fp32 = kwargs["q"].dtype == torch.float32
-    factor = ROUNDINGS_FACTOR * (FP32_KERNEL_OVER_REFERENCE if is_fp32 else 1.0)
-    rounded, widened = same_roundings(kwargs, operand=None if is_fp32 else torch.bfloat16), []
-    for got, ref, limit in zip(rounded, want, limits, strict=False):
-        if got is None or ref is None:
-            continue
-        l2 = factor * error(got, ref)
-        worst = compare(got, ref, limit).worst
-        element = factor * (worst.rms_off if worst else 0.0)
-        widened.append(
-            replace(
-                limit,
-                relative_l2=min(max(limit.relative_l2, l2), CEILING_L2),
-                element_rms=min(max(limit.element_rms, element), CEILING_ELEMENT),
-                provenance=f"{factor:g} times the error of the reference with the same roundings",
-            )
-        )
-    return widened
-
-
-@lru_cache(maxsize=64)
-def _random_rms(problem: Problem) -> tuple[float, float]:
-    o, state = oracle(make(problem))
-    return rms(o), rms(state) if state is not None else 0.0
-
-
-def random_rms(problem: Problem) -> tuple[float, float]:
-    """RMS of o and of the final state for random inputs of the problem's sizes, from a short sequence."""
-    small = replace(problem, lengths=None, tail=0, B=1, T=min(problem.T, 32) or 1, seed=0, device="cpu")
-    return _random_rms(replace(small, strides="contiguous", final_state=True))
-
-
-def _scale(random: float, want: Tensor | None) -> float | None:
-    return None if want is None else 1e-3 * random * want.numel() ** 0.5
+def least(floors: tuple[float, float], family: Family, problem: Problem) -> tuple[float, float]:
+    """`floors`, and no less than `ZERO_BY_NATURE` of what the outputs have for random inputs."""
+    if family.name == "random":
+        return floors
+    o, state = random_rms(problem)
+    return max(floors[0], ZERO_BY_NATURE * o), max(floors[1], ZERO_BY_NATURE * state)
 
 
 def _failed(quantity: str, why: str) -> Comparison:
@@ -181,15 +184,17 @@ def _failed(quantity: str, why: str) -> Comparison:
 def _without(
     spoilt: int, got: Outputs, want: Outputs, kwargs: Mapping[str, Any]
 ) -> tuple[Outputs, Outputs, dict[str, Any]]:
-    """Outputs of a packed call with one sequence cut out."""
+    """Outputs of a packed call with one sequence cut out, and the offsets of what is left. An output of another shape
+    than is wanted stays as it is, beside the whole of what is wanted: it fails for its shape."""
     cu = kwargs["cu_seqlens"]
     start, end = int(cu[spoilt]), int(cu[spoilt + 1])
     others = torch.tensor([n for n in range(len(cu) - 1) if n != spoilt])
     offsets = torch.cat([cu[: spoilt + 1], cu[spoilt + 2 :] - (end - start)])
 
-    def cut(outputs: Outputs) -> Outputs:
-        o, state = outputs
-        o = torch.cat([o[:, :start], o[:, end:]], dim=1)
-        return o, None if state is None else state[others.to(state.device)]
+    def cut(x: Any, ref: Tensor | None, is_state: bool) -> Any:
+        if ref is None or not isinstance(x, Tensor) or x.shape != ref.shape:
+            return x
+        return x[others.to(x.device)] if is_state else torch.cat([x[:, :start], x[:, end:]], dim=1)
 
-    return cut(got), cut(want), {**kwargs, "cu_seqlens": offsets}
+    left = [(cut(x, ref, i == 1), cut(ref, x, i == 1)) for i, (x, ref) in enumerate(zip(got, want, strict=True))]
+    return (left[0][0], left[1][0]), (left[0][1], left[1][1]), {**kwargs, "cu_seqlens": offsets}

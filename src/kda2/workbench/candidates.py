@@ -61,19 +61,19 @@ def design_space(capture: Capture) -> dict[str, dict[str, tuple[int, ...]]]:
     return triton.space(tuning_key(capture))
 
 
-def of_file(path: Path, stage: str | None = None) -> Candidate:
+def of_file(path: Path, stage: str | None = None, op: str = "kda") -> Candidate:
     """A file of one's own as a candidate, known by its file name; `stage` if it computes one stage only."""
     subject = Subject.of_file(path)
     parameters = {"file": subject.file} | ({} if stage is None else {"stage": stage})
-    return Candidate(name=path.name, op="kda", impl=FILE, writer="file", source=subject.sha256, parameters=parameters)
+    return Candidate(name=path.name, op=op, impl=FILE, writer="file", source=subject.sha256, parameters=parameters)
 
 
 def subject_of(candidate: Candidate) -> Subject:
     """What the verifier judges."""
     if candidate.impl == FILE:
         p = candidate.parameters
-        return Subject(FILE, file=p["file"], sha256=candidate.source, stage=p.get("stage"))
-    return Subject(candidate.impl, configs=candidate.parameters or None)
+        return Subject(FILE, file=p["file"], sha256=candidate.source, stage=p.get("stage"), op=candidate.op)
+    return Subject(candidate.impl, configs=candidate.parameters or None, op=candidate.op)
 
 
 def changes(base: Configs, configs: Configs) -> str:

@@ -79,7 +79,24 @@ def _stopped(p: Mapping[str, Any]) -> str:
     return f"{p['reason']} {p['says']}".strip() + best
 
 
+def _growth(p: Mapping[str, Any]) -> str:
+    laws = (f"{c['gate']} {name} {f['law']}" for c in p["curves"] for name, f in c["fits"].items())
+    return f"{p['name']}, {p['dtype']}: {'; '.join(laws)}"
+
+
+def _ablation(p: Mapping[str, Any]) -> str:
+    return f"{p['name']} is bound by {p['bound']} ({p['label']}: its times rank nothing)"
+
+
+def _audit(p: Mapping[str, Any]) -> str:
+    if p["not_run"]:
+        return f"{p['kind']} {p['name']}: not run, {p['not_run']}"
+    how = f"refused by {', '.join(p['gates'])}" if p["gates"] else "passes"
+    return f"{p['kind']} {p['name']} {how}{'' if p['ok'] else ', and should not'}"
+
+
 _TELL = {
     "run": _run, "resumed": _resumed, "plan": _plan, "candidate": _candidate, "verdict": _verdict, "judged": _judged,
     "round": _round, "choice": _choice, "stopped": _stopped,
+    "growth": _growth, "ablation": _ablation, "audit": _audit,
 }  # fmt: skip

@@ -12,16 +12,16 @@ from kda2.workbench.candidates import TRITON, subject_of
 from kda2.workbench.journal import Journal
 from kda2.workbench.profiler.timing import Timing
 from kda2.workbench.records import Candidate, Verdict
-from kda2.workbench.verifier import stages
+from kda2.workbench.verifier import counters, sanitizer, stages, timed
 from kda2.workbench.verifier.code import WITH_KERNELS, not_run
+from kda2.workbench.verifier.conditions import Conditions
 from kda2.workbench.verifier.process import Child, Children
-from kda2.workbench.verifier.stages import Conditions
-from kda2.workbench.verifier.subject import FILE, Subject
+from kda2.workbench.verifier.subject import FILE, IMPORTED, Subject
 
 # Told what a candidate's stage is at: (candidate, stage, text).
 Progress = Callable[[str, str, str], None]
 _CODE, _NUMERICS, _LATENCY = ("L0", "L1", "L2"), ("L3", "L4"), ("L6",)
-_ABSENT = {"L5": "not part of this job", "L7": "not part of this job"}
+_ABSENT = "not part of this job: kda2 verify does it"
 MOST_AT_ONCE, MOST_PARTS = 8, 4
 
 
@@ -79,20 +79,34 @@ class Judge:
         together = list(dict.fromkeys([baseline, *left]))
         for name in left:
             self.progress(name, "L6", "timing")
-        verdicts, _ = stages.latency(self.children, self._subjects(together), baseline, self.on)
+        verdicts, _ = timed.latency(self.children, self._subjects(together), baseline, self.on)
         for name in left:
             self._found(name, verdicts[name])
 
-    def time_against_shipped(self, name: str) -> None:
-        """L6 of one candidate beside what the library would run."""
-        subjects = {"shipped": Subject("auto"), name: subject_of(self.journal.candidates[name])}
+    def time_against_shipped(self, name: str, samples: int = timed.SAMPLES) -> None:
+        """L6 of one candidate beside what the library would run; by itself where there is nothing of the kind."""
+        mine = subject_of(self.journal.candidates[name])
+        subjects = {name: mine} if mine.op == IMPORTED else {"shipped": Subject("auto", op=mine.op), name: mine}
         self.progress(name, "L6", "timing")
-        verdicts, _ = stages.latency(self.children, subjects, "shipped", self.on)
+        verdicts, _ = timed.latency(self.children, subjects, "shipped", self.on, samples)
         self._found(name, verdicts[name])
+
+    def check_memory(self, name: str, tools: Sequence[str] = sanitizer.USUAL) -> None:
+        """L5 of one candidate."""
+        subject = subject_of(self.journal.candidates[name])
+        self.progress(name, "L5", "checking")
+        on = self.on.of(subject, derived=False)
+        self._found(name, sanitizer.check(self.children, subject, on, tools))
+
+    def count(self, name: str) -> None:
+        """L7 of one candidate."""
+        subject = subject_of(self.journal.candidates[name])
+        self.progress(name, "L7", "counting")
+        self._found(name, counters.profile(self.children, subject, self.on.of(subject, derived=False)))
 
     def again(self, names: Sequence[str], baseline: str) -> dict[str, Timing]:
         """Timings of candidates that have been timed before, all in one run; none are written down."""
-        return stages.latency(self.children, self._subjects(names), baseline, self.on)[1]
+        return timed.latency(self.children, self._subjects(names), baseline, self.on)[1]
 
     def finish(self, names: Sequence[str]) -> None:
         """Say of every stage that has no verdict why it did not run, and sum the candidates up."""
@@ -108,7 +122,7 @@ class Judge:
         if stage == "L6":
             c = self.journal.candidate(name)
             return "it is the oracle" if c.impl == "reference" else "its numerics did not pass"
-        return _ABSENT.get(stage, "refuted before")
+        return _ABSENT if stage in ("L5", "L7") else "refuted before"
 
     def _share(self, candidates: int) -> None:
         """Into how many children the numerics of each candidate are split: as many as leave no core idle."""

@@ -34,8 +34,8 @@ from kda2.workbench.report import write_report
 from kda2.workbench.rounds import GO_ON, Gap, Round
 from kda2.workbench.standings import Standings
 from kda2.workbench.tuner.search import Search
+from kda2.workbench.verifier.conditions import Conditions
 from kda2.workbench.verifier.process import Limits
-from kda2.workbench.verifier.stages import Conditions
 from kda2.workbench.writer import TemplateWriter, hypothesis_held
 
 # Sizes of the probe families: small for the interpreter, with several chunks and channels that are no power of two on

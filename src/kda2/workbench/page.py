@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kda2.workbench.profiler.environment import source_hash
-from kda2.workbench.profiler.suites import CAPTURED, GPU_TESTS, REGIMES, case_name
+from kda2.workbench.profiler.suites import CAPTURED, GPU_TESTS, REGIMES
 from kda2.workbench.records import BenchRecord, TestRun, read_lines
 
 _HEAD = """# Benchmarks
@@ -51,10 +51,10 @@ class Records(NamedTuple):
 
 
 def load(folder: Path) -> Records:
-    """Read the records of a folder, but for those of captured calls, which nobody else could repeat; raises `BadRecord`
-    naming a line that is none."""
+    """Read the records of a folder, but for those of captured calls, which nobody else could repeat, and those that
+    were measured beside a neighbour; raises `BadRecord` naming a line that is none."""
     suites = {
-        path.stem: list(read_lines(path, BenchRecord))
+        path.stem: [r for r in read_lines(path, BenchRecord) if r.neighbour_gbps is None]
         for path in sorted(folder.glob("*.jsonl"))
         if path.name not in (GPU_TESTS, f"{CAPTURED}.jsonl")
     }
@@ -66,7 +66,7 @@ def newest(records: Iterable[BenchRecord]) -> list[BenchRecord]:
     """The newest record of each case and implementation, in order of first appearance. A later line wins a tie."""
     latest: dict[tuple[str, str], BenchRecord] = {}
     for r in records:
-        key = (case_name(r.case), r.impl)
+        key = (r.name, r.impl)
         if key not in latest or r.utc >= latest[key].utc:
             latest[key] = r
     return list(latest.values())
@@ -247,7 +247,7 @@ def _by_case(records: Sequence[BenchRecord]) -> dict[str, dict[str, BenchRecord]
     """Cases of one gate and number of heads stand together, in order of first appearance."""
     table: dict[str, dict[str, BenchRecord]] = {}
     for r in sorted(records, key=lambda r: (REGIMES.index(r.case["gate"]), r.case["heads"])):
-        table.setdefault(case_name(r.case), {})[r.impl] = r
+        table.setdefault(r.name, {})[r.impl] = r
     return table
 
 
@@ -261,10 +261,14 @@ def _time(record: BenchRecord | None) -> str:
 
 
 def _ratio(record: BenchRecord | None, base: BenchRecord | None) -> str:
-    """Only within one run: times of two runs do not compare."""
+    """Only within one run: times of two runs do not compare. A ratio that says nothing is shown as such."""
     if record is None or base is None or not record.median_us or not base.median_us or record.run != base.run:
         return ""
-    return f"{base.median_us / record.median_us:.2f}x"
+    word = (record.verdict or "").partition("(")[0]
+    if word == "invalid":
+        return word
+    unclear = word == "inconclusive" and record.against == base.impl
+    return f"{base.median_us / record.median_us:.2f}x{' (inconclusive)' if unclear else ''}"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -13,13 +13,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_serializer, field_validator, model_validator
 
 from kda2.errors import KDA2Error
-from kda2.workbench.profiler.suites import GateRegime
+from kda2.workbench.profiler.suites import GateRegime, case_name
 
 _STATUS = re.compile(r"ok|oom|unsupported\(.+\)", re.DOTALL)
-_TIMES = ("median_us", "p95_us", "call_us")
+_VERDICT = r"^(faster|slower|inconclusive|(incorrect|invalid)\([\s\S]+\))$"
+_TIMES = (
+    "median_us", "q25_us", "q75_us", "p95_us", "max_us", "call_us", "burst_us", "gbps", "tflops", "speed", "itself",
+)  # fmt: skip
 
 
 class BadRecord(KDA2Error, ValueError):
@@ -72,14 +75,51 @@ class _Named(BaseModel):
         return self
 
 
+class _Part(BaseModel):
+    """A part of a BenchRecord."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Speed(_Part):
+    """How many times faster than another, and the interval in which that lies."""
+
+    low: float = Field(gt=0, allow_inf_nan=False)
+    value: float = Field(gt=0, allow_inf_nan=False)
+    high: float = Field(gt=0, allow_inf_nan=False)
+
+
+class Clocks(_Part):
+    """A GPU's state while it was timed: the SMs' clock before and after, and at its lowest and highest in between; of
+    what the driver said meanwhile the lowest memory clock, the highest temperature and power, and every reason why
+    clocks were held down. What it did not say is absent."""
+
+    before_mhz: float
+    after_mhz: float
+    low_mhz: float
+    high_mhz: float
+    mem_mhz: float | None = None
+    slowed_by: tuple[str, ...] | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+
 class BenchRecord(Record):
     """One case of a suite, measured on one implementation.
 
-    Times are microseconds on the device: `median_us`, and `p95_us` where there are 1000 samples or more. `call_us` is
-    the host's time for the same call; `host_paced` where the device had to wait for it. `floor_us` is what the device's
-    measured ceilings allow. `peak_bytes` is what a call allocates beyond its inputs. `rel_err` is the relative L2 error
-    against an fp64 oracle, per output. A case with a `family` has errors and no times; `limit` is what kda2 accepts of
-    its own kernels there.
+    Times are microseconds on the device: `median_us`, the quartiles `q25_us` and `q75_us`, the longest `max_us`, and
+    `p95_us` where there are 1000 samples or more. `call_us` is the host's time for the same call; `host_paced` where
+    the device had to wait for it. `burst_us` is the wall clock's time of a call among others enqueued back to back.
+    `floor_us` is what the device's measured ceilings allow; `gbps` and `tflops` are the rates reached, counting every
+    input and output once and the recurrence's operations. `peak_bytes` is what a call allocates beyond its inputs.
+
+    `rel_err` is the relative L2 error against an fp64 oracle, per output, `max_abs_err` the largest of an element. A
+    case with a `family` has errors and no times; `limit` is what kda2 accepts of its own kernels there.
+
+    `verdict` is faster, slower or inconclusive, by the `speed` relative to the implementation `against`, or incorrect
+    or invalid with the reason. `itself` is the speed relative to the very same call under another name, which is 1.
+    `preset` names the criteria that were asked for; they change nothing else. `neighbour_gbps` is the rate of a copy
+    that ran beside every timed call, when alone; such a record has a name of its own.
     """
 
     run: str
@@ -88,14 +128,28 @@ class BenchRecord(Record):
     case: dict[str, Any]
     impl: str
     median_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    q25_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    q75_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     p95_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     samples: int = Field(default=0, ge=0)
     call_us: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    burst_us: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     host_paced: bool | None = None
     rel_err: dict[str, float] = Field(default_factory=dict)
+    max_abs_err: dict[str, float] | None = None
     limit: dict[str, float] | None = None
     floor_us: float | None = Field(default=None, allow_inf_nan=False)
+    gbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tflops: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     peak_bytes: int | None = None
+    against: str | None = None
+    speed: Speed | None = None
+    verdict: str | None = Field(default=None, pattern=_VERDICT)
+    itself: Speed | None = None
+    clocks: Clocks | None = None
+    preset: str | None = None
+    neighbour_gbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     status: str
     device: str
     driver: str | None = None
@@ -104,6 +158,22 @@ class BenchRecord(Record):
     version: str
     source: str | None = None
     commit: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The case's name; one measured beside a neighbour is another case."""
+        return case_name(self.case) + ("" if self.neighbour_gbps is None else "-neighbour")
+
+    @property
+    def tail(self) -> tuple[str, float] | None:
+        """How far the slow calls are from the median: "p95" over p50, or, of too few samples for one, "max" over
+        p50."""
+        slow = [("p95", self.p95_us), ("max", self.max_us)]
+        return next(((what, us / self.median_us) for what, us in slow if us and self.median_us), None)
+
+    @field_serializer("clocks")
+    def _only_what_was_said(self, clocks: Clocks | None) -> dict[str, Any] | None:
+        return None if clocks is None else clocks.model_dump(mode="json", exclude_none=True)
 
     @field_validator("case")
     @classmethod
@@ -124,6 +194,8 @@ class BenchRecord(Record):
             raise ValueError(f"status {self.status!r} allows no times, got {times}")
         if self.p95_us is not None and self.samples < 1000:
             raise ValueError(f"p95_us needs 1000 samples or more, got {self.samples}")
+        if self.verdict in ("faster", "slower", "inconclusive") and (self.speed is None or self.against is None):
+            raise ValueError(f"verdict {self.verdict} needs speed, and against what")
         return self
 
 

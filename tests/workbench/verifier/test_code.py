@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kda2.workbench.verifier import Subject
-from kda2.workbench.verifier.code import argument_names
 from kda2.workbench.verifier.policy import checks, without_interpreter
+from kda2.workbench.verifier.questions import argument_names
 from kda2.workbench.verifier.words import reasons
 
 LAUNCH = "    kda_recurrent[(N * HV,)](*inputs, state, o, cu_seqlens, scale, HV, K, V, num_warps=4)\n"

@@ -13,7 +13,7 @@ from kda2.workbench import candidates, ledger
 from kda2.workbench.capture import Capture
 from kda2.workbench.journal import Journal
 from kda2.workbench.judge import Judge
-from kda2.workbench.verifier import Children, Limits, Subject, stages
+from kda2.workbench.verifier import Children, Limits, Subject, timed
 from kda2.workbench.verifier.words import reasons
 
 FIRST = "    (B, T, H, K), (HV, V) = q.shape, v.shape[2:]\n"
@@ -66,11 +66,24 @@ def test_one_that_ends_the_timing_does_not_take_the_others_with_it(
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     subjects = {"torch": Subject("torch")} | {name: Subject.of_file(tmp_path / name) for name in texts}
-    verdicts, timings = stages.latency(Children(), subjects, "torch", conditions(capture=str(capture)))
+    verdicts, timings = timed.latency(Children(), subjects, "torch", conditions(capture=str(capture)))
     assert {name: v.outcome for name, v in verdicts.items()} == {"torch": "pass", "right.py": "pass", "ends.py": "fail"}
     assert reasons(verdicts["ends.py"]) == ["the process that timed it ended: it left with exit code 4"]
     assert set(timings) == {"torch", "right.py"}
     assert verdicts["right.py"].evidence["against"] == "torch"
+
+
+# Answers by the address of q: what the clock times is a dictionary, and other contents get the same answer.
+KEEPS = """
+KEPT = {}
+
+
+def run(**x):
+    key = x["q"].data_ptr()
+    if key not in KEPT:
+        KEPT[key] = compute(**x)
+    return KEPT[key]
+"""
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -79,14 +92,16 @@ def test_an_answer_kept_from_the_timed_calls_is_invalid(
 ) -> None:
     capture, path = tmp_path / "call.safetensors", tmp_path / "kernel.py"
     Capture(make(Problem(T=4, H=1, HV=1, K=8, V=8)), {}).save(capture)
-    keeps = "KEPT = {}\n\n\ndef run(**x):\n    key = x['q'].data_ptr()\n    if key not in KEPT:\n"
-    keeps += "        KEPT[key] = compute(**x)\n    return KEPT[key]\n"
-    path.write_text(f"{changed(plain, 'def run(', 'def compute(')}\n\n{keeps}" if kept else plain)
-    verdicts, _ = stages.latency(
+    path.write_text(f"{changed(plain, 'def run(', 'def compute(')}\n{KEEPS}" if kept else plain)
+    verdicts, _ = timed.latency(
         Children(), {"kernel.py": Subject.of_file(path)}, "kernel.py", conditions(capture=str(capture))
     )
-    assert verdicts["kernel.py"].outcome == ("invalid" if kept else "pass")
-    told = reasons(verdicts["kernel.py"])[0]
-    assert not kept or told.startswith(
-        "after the timing, with other contents in the same tensors, its answer was wrong"
-    )
+    evidence = verdicts["kernel.py"].evidence
+    assert verdicts["kernel.py"].outcome == ("invalid" if kept else "pass"), evidence
+    assert evidence["timed_outputs"]["checked"] > 0
+    if kept:
+        assert {"timed outputs", "repeat"} <= evidence["gates"].keys()
+        assert evidence["gates"]["repeat"].startswith(
+            "after the timing, with other contents in the same tensors, its answer was wrong: "
+        )
+        assert reasons(verdicts["kernel.py"])[0].startswith("what it returned while it was timed is wrong: ")

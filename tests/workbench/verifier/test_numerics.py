@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kda2.testing import FAMILIES
-from kda2.workbench.verifier import Subject, stages
+from kda2.workbench.verifier import Subject, questions, stages
+from kda2.workbench.verifier.questions import AGAIN
 from kda2.workbench.verifier.words import reasons
 
 FIRST = "    (B, T, H, K), (HV, V) = q.shape, v.shape[2:]\n"
@@ -19,7 +20,7 @@ QUICK = ("random", "reset_log", "repeated_keys", "one_token", "ragged", "all_emp
 def test_a_right_kernel_in_plain_torch_passes(shared: Any, plain: str) -> None:
     verdict = shared.numerics(shared.file(plain), *QUICK)
     assert (verdict.stage, verdict.outcome) == ("L3", "pass")
-    assert list(verdict.evidence["families"]) == list(QUICK)
+    assert list(verdict.evidence["families"]) == ["random", *AGAIN, *QUICK[1:]]
     assert 0 < verdict.evidence["families"]["random"]["quantities"]["o"]["relative_l2"] < 6e-3
 
 
@@ -211,10 +212,19 @@ def test_any_file_name_will_do(shared: Any, recurrent: str, name: str) -> None:
     assert shared.numerics(path, "one_token").outcome == "pass"
 
 
-def test_a_fault_of_the_judge_is_not_the_kernels(shared: Any, plain: str, changed: Callable[..., str]) -> None:
+def test_a_tensor_of_a_class_of_its_own_is_no_answer(shared: Any, plain: str, changed: Callable[..., str]) -> None:
     odd = "class Odd(torch.Tensor):\n    def detach(self):\n        raise KeyError('odd')\n\n\ndef run("
     path = shared.file(changed(plain, "def run(", odd, "o.to(v.dtype)", "o.to(v.dtype).as_subclass(Odd)"))
-    verdict = shared.numerics(path)
+    outcome, says = shared.says(path)
+    assert outcome == "fail" and "as plain tensors, not of a class of their own; o is a Odd" in says
+
+
+def test_a_fault_of_the_judge_is_not_the_kernels(shared: Any, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(*_: object) -> None:
+        raise KeyError("odd")
+
+    monkeypatch.setattr(questions.CallQuestion, "judge", odd)
+    verdict = shared.numerics(shared.file(plain))
     assert verdict.outcome == "inconclusive"
     assert "the judge failed, which says nothing of the kernel: KeyError: 'odd'" in reasons(verdict)[0]
 

@@ -26,9 +26,11 @@ answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 sys.stdout.reconfigure(line_buffering=True)
 faulthandler.register(signal.SIGUSR1)
-say = lambda x: print(json.dumps(x), file=answers, flush=True)
+token = {}
+say = lambda x: print(json.dumps(x | token), file=answers, flush=True)
 say({"ready": True})
 for line in sys.stdin:
+    token = {"token": json.loads(line)["token"]}
     for step in json.loads(line)["do"]:
         exec(step)
     say({"done": True})

@@ -6,8 +6,9 @@ Records are written one by one as they are measured, so that stopping a run lose
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from kda2 import device
 from kda2.errors import InvalidType, InvalidValue
 from kda2.workbench import files
-from kda2.workbench.profiler import captured, environment, families
+from kda2.workbench.profiler import captured, environment, families, fields
 from kda2.workbench.profiler.peers import OWN, Bound, NotServed, Peer, find
 from kda2.workbench.profiler.problems import (
     CapturedCase,
@@ -31,7 +32,9 @@ from kda2.workbench.profiler.problems import (
     relative_error,
 )
 from kda2.workbench.profiler.suites import CAPTURED, Suite, case_name
-from kda2.workbench.profiler.timing import Timing, compare, input_sets, interleave
+from kda2.workbench.profiler.timed import TimedRun, timed
+from kda2.workbench.profiler.timing import compare, input_sets
+from kda2.workbench.profiler.verdict import Finding, above, judge
 from kda2.workbench.records import BenchRecord
 
 SEED = 20251126
@@ -41,7 +44,8 @@ _INPUT_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run measures; `capture` is the file of a captured call."""
+    """What a run measures; `capture` is the file of a captured call. `preset` is only noted. With `itself` every call
+    is timed twice in each turn and compared with itself, with `neighbour` all are timed beside a copy."""
 
     suite: Suite
     cases: tuple[dict[str, Any], ...]
@@ -49,6 +53,9 @@ class Plan:
     samples: int
     where: torch.device
     capture: Path | None = None
+    preset: str = "default"
+    itself: bool = False
+    neighbour: bool = False
 
 
 class Writer:
@@ -70,6 +77,7 @@ class _Contender:
     peer: Peer
     bound: list[Bound]
     rel_err: dict[str, float]
+    max_abs_err: dict[str, float] = field(default_factory=dict)
     peak_bytes: int | None = None
     status: str = "ok"
 
@@ -131,24 +139,26 @@ def _measure(
         say(f"{case_name(raw)}: the inputs and the oracle do not fit in this device's memory")
         return
     fit = {c.peer.name: [b.call for b in c.bound] for c in contenders if c.status == "ok"}
+    impossible = floor_us(problems[0], plan.where, datasheet=True)
     try:
-        with torch.no_grad():
-            timings = interleave(fit, plan.samples, plan.where)
+        run = timed(fit, plan.samples, plan.where, impossible, plan.itself, plan.neighbour)
     except Exception as e:  # they all answered before; the other cases still count
         say(f"{case_name(raw)}: timing failed ({type(e).__name__}: {_first_line(e)})")
         return
-    _say_ratios(case_name(raw), timings, say)
+    base = next((name for name in fit if not name.startswith(OWN)), None)
     for c in contenders:
-        yield _record(c, timings.get(c.peer.name), case, problems[0], plan, stamp)
+        record = _record(c, run, base, case, problems[0], plan, stamp)
+        if record.verdict is not None:
+            say(_said(record))
+        yield record
 
 
-def _say_ratios(name: str, timings: dict[str, Timing], say: Callable[[str], None]) -> None:
-    """How much faster kda2's own are than the first peer, with the interval that resampling gives."""
-    base = next((impl for impl in timings if not impl.startswith(OWN)), None)
-    for impl in timings:
-        if base is not None and impl.startswith(OWN):
-            r = compare(timings[base], timings[impl])
-            say(f"{name}: {impl} against {base}: {r.value:.2f}x ({r.low:.2f} to {r.high:.2f}), {r.verdict}")
+def _said(r: BenchRecord) -> str:
+    """A verdict as a sentence."""
+    if r.speed is None:
+        return f"{r.name}: {r.impl}: {r.verdict}"
+    interval = f"{r.speed.value:.3f}x ({r.speed.low:.3f} to {r.speed.high:.3f})"
+    return f"{r.name}: {r.impl} against {r.against}: {interval}, {r.verdict}"
 
 
 def _problems(case: Case, plan: Plan) -> list[Problem]:
@@ -183,8 +193,10 @@ def _check(peer: Peer, problems: Sequence[Problem], want: dict[str, Tensor], pla
         with torch.no_grad():
             contender.bound = [peer.bind(p) for p in problems]
             got, contender.peak_bytes = _first_answer(contender.bound[0], problems[0], plan.where)
-        contender.rel_err = {name: relative_error(x, want[name]) for name, x in problems[0].owned(got).items()}
-        contender.status = judge(contender.rel_err, plan.suite.max_rel_err)
+        owned = problems[0].owned(got)
+        contender.rel_err = {name: relative_error(x, want[name]) for name, x in owned.items()}
+        contender.max_abs_err = {name: absolute_error(x, want[name]) for name, x in owned.items()}
+        contender.status = status_of(contender.rel_err, plan.suite.max_rel_err)
     except Exception as e:  # a peer may fail in any way; the run goes on and the record says how
         contender.status = _refusal(e)
     return contender
@@ -203,7 +215,7 @@ def _errors(peer: Peer, case: FamilyCase, plan: Plan, stamp: dict[str, Any]) -> 
     found = families.Errors()
     try:
         found = families.judge(peer, case, plan.where)
-        status = found.wrong or judge(found.rel_err, plan.suite.max_rel_err)
+        status = found.wrong or status_of(found.rel_err, plan.suite.max_rel_err)
     except Exception as e:
         status = _refusal(e)
     return BenchRecord(
@@ -244,10 +256,17 @@ def _reset_peak(where: torch.device) -> int | None:
     return torch.cuda.memory_allocated(where)
 
 
-def judge(rel_err: dict[str, float], limit: float) -> str:
+def absolute_error(got: Tensor, want: Tensor) -> float:
+    """The largest error of an element; infinite if anything is not finite or the shapes differ."""
+    if got.shape != want.shape or not bool(got.isfinite().all()):
+        return math.inf
+    return float((got.double() - want).abs().max()) if want.numel() else 0.0
+
+
+def status_of(rel_err: dict[str, float], limit: float) -> str:
     """ "ok", or why the result is too wrong to be timed."""
-    wrong = [f"{name} {error:.1e}" for name, error in rel_err.items() if not error <= limit]
-    return f"unsupported(wrong result: relative error {', '.join(wrong)} above {limit:.0e})" if wrong else "ok"
+    wrong = above(rel_err, limit)
+    return f"unsupported(wrong result: relative error {wrong} above {limit:.0e})" if wrong else "ok"
 
 
 def _first_line(e: Exception) -> str:
@@ -264,36 +283,55 @@ def floor_us(problem: Problem, where: torch.device, datasheet: bool = False) -> 
 
 def _record(
     c: _Contender,
-    timing: Timing | None,
+    run: TimedRun,
+    base: str | None,
     case: Case,
     problem: Problem,
     plan: Plan,
     stamp: dict[str, Any],
 ) -> BenchRecord:
+    own, name = run.measured.get(c.peer.name), c.peer.name
+    found = _finding(c, run, base, plan)
     status = c.status
-    impossible = floor_us(problem, plan.where, datasheet=True)
-    if timing is not None and impossible is not None and timing.median_us < impossible:
-        status = f"unsupported(invalid time: {timing.median_us:.1f} us is below the datasheet's {impossible:.1f} us)"
+    if own is not None and own.impossible_us is not None and own.timing.median_us < own.impossible_us:
+        status = f"unsupported(invalid time: {found.verdict[len('invalid(') : -1]})" if found else status
     times: dict[str, Any] = {}
-    if timing is not None and status == "ok":
-        times = {
-            "median_us": round(timing.median_us, 3),
-            "p95_us": timing.p95_us and round(timing.p95_us, 3),
-            "call_us": round(timing.median_call_us, 3),
-            "samples": len(timing.device_us),
-            "host_paced": timing.host_paced or None,
-        }
+    if own is not None and status == "ok":
+        times = fields.times(own.timing, own.burst_us, problem.costs)
+        times |= {"speed": fields.speed(found.speed if found else None), "clocks": fields.clocks(own.timing, run.state)}
+        if name in run.again:
+            times["itself"] = fields.speed(compare(own.timing, run.again[name]))
     floor = floor_us(problem, plan.where)
     return BenchRecord(
         **stamp,
         **times,
         utc=environment.utc_now(),
         case=case.model_dump(mode="json"),
-        impl=c.peer.name,
-        rel_err={name: float(f"{error:.4g}") for name, error in c.rel_err.items() if error < float("inf")},
+        impl=name,
+        rel_err=_finite(c.rel_err),
+        max_abs_err=_finite(c.max_abs_err) or None,
         floor_us=floor and round(floor, 3),
         peak_bytes=c.peak_bytes,
         status=status,
+        against=base if found is not None and name != base else None,
+        verdict=found.verdict if found else None,
+        preset=None if plan.preset == "default" else plan.preset,
+        neighbour_gbps=run.neighbour_gbps and round(run.neighbour_gbps, 1),
         version=c.peer.version,
         source=c.peer.source,
     )
+
+
+def _finding(c: _Contender, run: TimedRun, base: str | None, plan: Plan) -> Finding | None:
+    """The verdict on an implementation, against the baseline unless it is that itself."""
+    wrong = above(c.rel_err, plan.suite.max_rel_err)
+    if wrong:
+        return Finding(f"incorrect(relative error {wrong} above {plan.suite.max_rel_err:.0e})")
+    own = run.measured.get(c.peer.name)
+    if own is None:
+        return None
+    return judge(own, None if c.peer.name == base or base is None else run.measured[base], base or "")
+
+
+def _finite(errors: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{error:.4g}") for name, error in errors.items() if error < math.inf}

@@ -39,7 +39,7 @@ def run(plan: bench.Plan, say: Callable[[str], None]) -> Iterator[BenchRecord]:
             task["capture"] = None if plan.capture is None else str(plan.capture)
             result = _in_new_process(task)
             limit = plan.suite.max_rel_err
-            status = result.get("status") or bench.judge(result["rel_err"], limit)
+            status = result.get("status") or bench.status_of(result["rel_err"], limit)
             ok = status == "ok"
             yield BenchRecord(
                 **stamp,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
+import operator
 import os
 import re
 import secrets
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
@@ -22,6 +26,14 @@ import kda2
 from kda2 import device
 
 PACKAGE = Path(kda2.__file__).parent
+# What nvidia-smi is asked while a run is timed, and how often.
+_STATE = "clocks.mem,clocks_event_reasons.active,temperature.gpu,power.draw"
+_STATE_EVERY_MS = 200
+# The bits of clocks_event_reasons that hold clocks down (NVML, nvmlClocksEventReasons).
+_SLOWED_BY = {
+    0x04: "power cap", 0x08: "hardware slowdown", 0x20: "temperature, by software", 0x40: "temperature, by hardware",
+    0x80: "power brake",
+}  # fmt: skip
 # Implementations that are hashed by themselves, and where their sources lie.
 _APART = {"hopper": ("hopper/", "gluon/", "kda/hopper.json")}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -66,6 +78,53 @@ def driver() -> str | None:
     version = Path("/proc/driver/nvidia/version")
     found = re.search(r"\d{3}\.\d+(\.\d+)?", version.read_text()) if version.exists() else None
     return found[0] if found else None
+
+
+@contextlib.contextmanager
+def watched(where: torch.device) -> Iterator[dict[str, Any]]:
+    """What the driver says of a GPU's state while the block runs, complete once it has ended: `mem_mhz` (lowest),
+    `slowed_by` (every reason seen), `temperature_c` and `power_w` (highest). What it does not say is absent, and so is
+    all of it on the CPU, without nvidia-smi, and of a block that is over before the first answer."""
+    found: dict[str, Any] = {}
+    tool = shutil.which("nvidia-smi") if where.type == "cuda" else None
+    if tool is None:
+        yield found
+        return
+    which = f"--id=GPU-{torch.cuda.get_device_properties(where).uuid}"
+    asked = [tool, which, f"--query-gpu={_STATE}", "--format=csv,noheader,nounits", f"--loop-ms={_STATE_EVERY_MS}"]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(asked, stdout=log, stderr=subprocess.DEVNULL)
+        try:
+            yield found
+        finally:
+            process.terminate()
+            process.wait()
+        log.seek(0)
+        found.update(state(log.read().splitlines()))
+
+
+def state(lines: Iterable[str]) -> dict[str, Any]:
+    """The answers of nvidia-smi to `watched`, summed up; lines and numbers that are none are passed over."""
+    rows = [cells for line in lines if len(cells := [cell.strip() for cell in line.split(",")]) == 4]
+    mem, reasons, temperature, power = ([x for row in rows if (x := _number(row[i])) is not None] for i in range(4))
+    bits = functools.reduce(operator.or_, map(int, reasons), 0)
+    found: dict[str, Any] = {}
+    if mem:
+        found["mem_mhz"] = min(mem)
+    if reasons:
+        found["slowed_by"] = [name for bit, name in _SLOWED_BY.items() if bits & bit]
+    if temperature:
+        found["temperature_c"] = max(temperature)
+    if power:
+        found["power_w"] = max(power)
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(int(text, 16)) if text.startswith("0x") else float(text)
+    except ValueError:
+        return None
 
 
 @functools.cache

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from kda2.workbench import extras
 
 if TYPE_CHECKING:
+    from kda2.workbench.growth import Growth
     from kda2.workbench.report.story import Row, Story
 
 INK, MUTED, ACCENT, PALE, GRID = "#1c2733", "#7b8794", "#2563eb", "#c7d4ea", "#e8ecf1"
 _FLOOR = "#0f766e"
+_LINES = (ACCENT, "#d97706", _FLOOR, "#be185d", "#6d28d9", "#65a30d", INK, MUTED)
 _FONT = {"family": "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": INK}
 _SCALE = 3.0
 # Candidates that the ranking shows; the table has them all.
@@ -33,6 +35,7 @@ def build(story: Story) -> dict[str, str]:
     figures = {
         "ranking": ranking(story.choice), **_of_plan(story), "stages": stage_times(story),
         "rounds": rounds(story.rounds), "margins": margins(rows), "gate": gate(story.run),
+        "growth": growth(story.curves),
     }  # fmt: skip
     io = extras.load("plotly.io", _PURPOSE)
     config = {"displayModeBar": False, "responsive": True}
@@ -254,6 +257,36 @@ def gate(run: dict[str, Any]) -> Any:
     figure.update_yaxes(title="% of all decays", gridcolor=GRID)
     figure.update_layout(bargap=0.04)
     return styled(figure, 280)
+
+
+def growth(told: Sequence[Growth]) -> Any:
+    """Relative error against T on logarithmic axes: a panel for each quantity, a line for each kernel and gate."""
+    curves = [(growth, curve) for growth in told for curve in growth.curves if curve.fits]
+    if not curves:
+        return None
+    go = extras.load("plotly.graph_objects", _PURPOSE)
+    figure, panels = go.Figure(), list(dict.fromkeys(name for _, curve in curves for name in curve.fits))
+    for i, (growth, curve) in enumerate(curves):
+        for panel, quantity in enumerate(panels, 1):
+            fit, name = curve.fits.get(quantity), f"{plain(growth.name)}, {growth.dtype}, {curve.gate}"
+            figure.add_scatter(
+                x=[p.tokens for p in curve.points], y=[p.errors.get(quantity) for p in curve.points], name=name,
+                mode="lines+markers", line={"color": _LINES[i % len(_LINES)]}, legendgroup=name, showlegend=panel == 1,
+                xaxis=f"x{panel}", yaxis=f"y{panel}",
+                hovertemplate=f"{name}, T=%{{x}}: %{{y:.2e}}<br>{plain(fit.law) if fit else ''}<extra></extra>",
+            )  # fmt: skip
+    figure = styled(figure, 330 + 20 * len(curves))
+    width = 1 / len(panels)
+    for panel, quantity in enumerate(panels, 1):
+        figure.layout[f"xaxis{panel}"] = {
+            "type": "log", "title": "T", "domain": [(panel - 1) * width, (panel - 0.2) * width], "gridcolor": GRID,
+            "anchor": f"y{panel}", "dtick": 1,
+        }  # fmt: skip
+        figure.layout[f"yaxis{panel}"] = {
+            "type": "log", "title": f"relative error of {quantity}", "anchor": f"x{panel}", "gridcolor": GRID,
+            "exponentformat": "power", "title_font_size": 13, "automargin": True,
+        }  # fmt: skip
+    return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.25, "x": 0})
 
 
 def styled(figure: Any, height: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kda2.workbench import predict
+from kda2.workbench.growth import Growth
 from kda2.workbench.records import STAGES, BlockPlan, LedgerLine, Verdict
 
 MEASURED, PREDICTED = "measured", "predicted"
@@ -95,6 +97,7 @@ class Story:
     choice: dict[str, Any] = field(default_factory=dict)
     stopped: dict[str, Any] = field(default_factory=dict)
     resumed: list[dict[str, Any]] = field(default_factory=list)
+    growth: list[dict[str, Any]] = field(default_factory=list)
     utc: str = ""
     last_utc: str = ""
 
@@ -138,6 +141,15 @@ class Story:
             return BlockPlan.model_validate(self.plan["book"]) if "book" in self.plan else None
         except ValidationError:
             return None
+
+    @cached_property
+    def curves(self) -> list[Growth]:
+        """The error growth that was measured, as far as this version reads it."""
+        found = []
+        for payload in self.growth:
+            with contextlib.suppress(ValidationError):
+                found.append(Growth.model_validate(payload))
+        return found
 
     @property
     def arch(self) -> int:
@@ -212,6 +224,10 @@ def _round(story: Story, line: LedgerLine) -> None:
             story.rows[name].held = held
 
 
+def _growth(story: Story, line: LedgerLine) -> None:
+    story.growth.append(line.payload)
+
+
 def _choice(story: Story, line: LedgerLine) -> None:
     story.choice = line.payload
 
@@ -228,5 +244,5 @@ def _resumed(story: Story, line: LedgerLine) -> None:
 
 _TAKE = {
     "run": _run, "candidate": _candidate, "verdict": _verdict, "plan": _plan, "round": _round, "choice": _choice,
-    "stopped": _stopped, "resumed": _resumed,
+    "stopped": _stopped, "resumed": _resumed, "growth": _growth,
 }  # fmt: skip

@@ -1,10 +1,14 @@
 """The child process of the verifier: {"ready": true} once it can start, then tasks come as JSON lines on stdin, answers
-go as JSON lines to stdout, and after each task {"done": true}. Whatever else runs here prints to stderr, and reads
-nothing."""
+go as JSON lines to stdout with the task's token, and after each task {"done": true}. Tensors come and go by the wire.
+Whatever else runs here prints to stderr, and reads nothing.
+
+Nothing here knows what is right: neither the oracle nor an expected value is ever in this process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import io
 import json
@@ -14,45 +18,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from kda2 import device
-from kda2.testing import FAMILIES, stage_inputs
-from kda2.workbench.capture import Capture
-from kda2.workbench.verifier.code import Builder
-from kda2.workbench.verifier.foreign import inputs_of
-from kda2.workbench.verifier.latency import measure
-from kda2.workbench.verifier.numerics import judge, problem_of
+from kda2.workbench.verifier.guards import Watch
+from kda2.workbench.verifier.latency import Stand
 from kda2.workbench.verifier.process import MARK, WHERE, end_descendants
-from kda2.workbench.verifier.subject import Subject
+from kda2.workbench.verifier.runner import Runner
+from kda2.workbench.verifier.wire import Wire
 
+# What goes wrong with a machine, as a full disk: it says nothing of the subject.
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 Answers = Iterator[dict[str, Any]]
-
-
-def _code(builder: Builder, task: Mapping[str, Any]) -> Answers:
-    """L0 to L2 of a subject: an answer {"verdict"} for each, {"phase"} before what may not come back."""
-    subject = Subject.from_plain(task["subject"])
-    capture = Capture.load(Path(task["capture"])) if task["capture"] is not None else None
-
-    def inputs() -> dict[str, Any]:
-        if capture is not None and subject.stage is None:
-            return inputs_of(capture.to(task["device"]).kwargs)
-        kwargs = FAMILIES["random"].build(problem_of(task))
-        if subject.stage is None:
-            return inputs_of(kwargs)
-        return dict(stage_inputs(subject.stage, kwargs))
-
-    for found in builder.judge(subject, task["arch"], capture, inputs):
-        yield {"phase": found} if isinstance(found, str) else {"verdict": found.model_dump(mode="json")}
+Kind = Callable[[Mapping[str, Any]], Answers]
 
 
 def _leave_with_parent(parent: int, silence_s: float) -> None:
     """A parent that was killed cannot end its children: they look for themselves, and end what they have started too.
-    One that native code does not let look leaves some time after its parent would have given it up."""
-    mark = os.environ.get(MARK, "")
+    One that native code does not let look leaves some time after its parent would have given it up. `parent` is 0 where
+    another command runs this process."""
+    mark, parent = os.environ.get(MARK, ""), parent or os.getppid()
 
     def look() -> None:
         while os.getppid() == parent:
@@ -75,24 +62,34 @@ def _own_pipes() -> tuple[TextIO, TextIO]:
     return tasks, answers
 
 
+def _kinds(wire: Wire, watch: Watch) -> dict[str, Kind]:
+    runner, stand = Runner(wire, watch), Stand(wire, watch)
+
+    def code(task: Mapping[str, Any]) -> Answers:
+        from kda2.workbench.verifier.code import judge_code  # it knows the library, which a file's numerics need not
+
+        yield from judge_code(task, wire)
+
+    return {
+        "code": code, "call": runner.call, "bind": stand.bind, "time": stand.time, "finish": stand.finish,
+        "kept": stand.kept, "burst": stand.burst, "refill": stand.refill, "stages": stand.stages,
+    }  # fmt: skip
+
+
 def main() -> None:
     faulthandler.enable()  # a crash says at which line of the kernel it was
     if WHERE is not None:
         faulthandler.register(WHERE)
     _leave_with_parent(int(sys.argv[1]), float(sys.argv[2]))
+    wire = Wire.handed(sys.argv[3])
     tasks, answers = _own_pipes()
-    builder = Builder()
-    kinds: dict[str, Callable[[Mapping[str, Any]], Answers]] = {
-        "code": lambda task: _code(builder, task),
-        "numerics": judge,
-        "latency": measure,
-    }
     with _mended(), torch.no_grad():
+        kinds = _kinds(wire, Watch())
         print(json.dumps({"ready": True}), file=answers, flush=True)
         for line in tasks:
             task = json.loads(line)
             for answer in _answered(kinds[task["kind"]], task):
-                print(json.dumps(answer), file=answers, flush=True)
+                print(json.dumps(answer | {"token": task["token"]}), file=answers, flush=True)
 
 
 def _mended() -> contextlib.AbstractContextManager[None]:
@@ -105,10 +102,12 @@ def _mended() -> contextlib.AbstractContextManager[None]:
     return untuned()
 
 
-def _answered(judge: Callable[[Mapping[str, Any]], Answers], task: Mapping[str, Any]) -> Answers:
+def _answered(judge: Kind, task: Mapping[str, Any]) -> Answers:
     try:
         yield from judge(task)
-    except OSError as e:  # of the machine, as a full disk: it says nothing of the subject
+    except OSError as e:
+        if e.errno not in _MACHINE:
+            raise
         yield {"machine": {"errno": e.errno, "strerror": e.strerror or str(e), "filename": e.filename}}
     yield {"done": True}
 

@@ -14,20 +14,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from kda2 import device
 from kda2.contract import Check, KernelConfig
 from kda2.dispatch import capability
 from kda2.ops.kda.check import Call
-from kda2.testing import STAGES, checked
+from kda2.testing import checked
 from kda2.workbench.capture import Capture
 from kda2.workbench.profiler.environment import source_hash
 from kda2.workbench.records import Verdict
 from kda2.workbench.verifier import policy
-from kda2.workbench.verifier.foreign import OPTIONS, TENSORS, Changed, Kernel, needs_gpu, raised, source_of
+from kda2.workbench.verifier.foreign import Changed, Kernel, needs_gpu, raised, source_of
 from kda2.workbench.verifier.process import elapsed
 from kda2.workbench.verifier.subject import FILE, Subject, kernel_of
+from kda2.workbench.verifier.wire import Wire
 
 if TYPE_CHECKING:
     from kda2.backends.triton import Launch
@@ -41,17 +43,38 @@ Inputs = Callable[[], dict[str, Any]]
 IMPORTED, RECORDED, COMPILED = "it was imported", "its launches were recorded", "its kernels were compiled"
 
 
+# Keeps what it has built for as long as the process lives.
+_builders: list[Builder] = []
+
+
+def judge_code(task: Mapping[str, Any], wire: Wire) -> Iterator[dict[str, Any]]:
+    """L0 to L2 of a subject: an answer {"verdict"} for each, {"phase"} before what may not come back."""
+    builder = _builders[0] if _builders else Builder()
+    _builders[:] = [builder]
+    subject, arguments = Subject.from_plain(task["subject"]), tuple(task["arguments"])
+    capture = Capture.load(Path(task["capture"])) if task["capture"] is not None else None
+
+    def inputs() -> dict[str, Any]:
+        given = wire.get(torch.device(task["device"]))
+        return {name: given[name] for name in arguments}
+
+    for found in builder.judge(subject, task["arch"], capture, arguments, inputs):
+        yield {"phase": found} if isinstance(found, str) else {"verdict": found.model_dump(mode="json")}
+
+
 class Builder:
     """L0 to L2 of one subject after another, for sm_<arch>. A stage that two of them share is built once."""
 
     def __init__(self) -> None:
         self._built: dict[str, dict[str, Any]] = {}
 
-    def judge(self, subject: Subject, arch: int, capture: Capture | None, inputs: Inputs) -> Iterator[Verdict | str]:
+    def judge(
+        self, subject: Subject, arch: int, capture: Capture | None, arguments: tuple[str, ...], inputs: Inputs
+    ) -> Iterator[Verdict | str]:
         """The verdicts in order, and before what may not come back the name of it: `IMPORTED`, `RECORDED`, `COMPILED`.
-        `inputs` makes the arguments of a file's `run`."""
+        `arguments` names what a file's `run` is called with, `inputs` makes it."""
         if subject.impl == FILE:
-            yield from self._file(subject, arch, inputs)
+            yield from self._file(subject, arch, arguments, inputs)
             return
         parsed = _parse(subject)
         yield parsed
@@ -76,8 +99,8 @@ class Builder:
             stages[launch.stage]["trips"] = _chunk_trips(call, launch.args["BT"]) if launch.stage == "state" else 1
         yield from _verdicts(stages, arch, start, all_on_tensor_cores=True)
 
-    def _file(self, subject: Subject, arch: int, inputs: Inputs) -> Iterator[Verdict | str]:
-        parsed = _read(subject)
+    def _file(self, subject: Subject, arch: int, arguments: tuple[str, ...], inputs: Inputs) -> Iterator[Verdict | str]:
+        parsed = _read(subject, arguments)
         yield parsed
         if parsed.refuted:
             yield from not_run(("L1", "L2"), "refuted before")
@@ -134,12 +157,7 @@ def moved_bytes(args: Mapping[str, Any]) -> int:
     return sum(x.nbytes for x in {id(x): x for x in tensors if isinstance(x, Tensor)}.values())
 
 
-def argument_names(subject: Subject) -> tuple[str, ...]:
-    """What a file's `run` is called with."""
-    return (*TENSORS, *OPTIONS) if subject.stage is None else tuple(t.name for t in STAGES[subject.stage].inputs)
-
-
-def _read(subject: Subject) -> Verdict:
+def _read(subject: Subject, arguments: tuple[str, ...]) -> Verdict:
     """L0 of a file."""
     start = time.perf_counter()
     assert subject.file is not None and subject.sha256 is not None
@@ -148,7 +166,7 @@ def _read(subject: Subject) -> Verdict:
         source = source_of(path, subject.sha256)
     except Changed as e:
         return _changed("L0", e, start)
-    found = policy.checks(source, argument_names(subject))
+    found = policy.checks(source, arguments)
     parsed = verdict("L0", found, {"files": [path.name], "source": subject.sha256}, start)
     cheats = not found.get("policy", Check(True)).ok
     return parsed.model_copy(update={"outcome": "invalid"}) if cheats else parsed

@@ -1,9 +1,8 @@
-"""A kernel of one's own: a Python file with `run(**inputs) -> dict`, and its place between kda2's call and its judge.
+"""A kernel of one's own: a Python file with `run(**inputs) -> dict`.
 
-`run` gets q, k, v, g, beta, A_log, dt_bias, initial_state and cu_seqlens as tensors or None, in the shapes and dtypes
-of `kda2.kda`, and the call's options as plain values: scale, gate ("log", "softplus" or "bounded"), lower_bound,
-qk_l2norm, beta_sigmoid, allow_neg_eigval, state_layout. It returns {"o": ..., "final_state": ...}. A function
-`prepare(**inputs)` in the same file, if there is one, runs once for each set of shapes, before `run` and off the clock.
+`run` gets what the operator's contract names, tensors and plain options (`questions.py` says which), and returns its
+outputs by name. A function `prepare(**inputs)` in the same file, if there is one, runs once for each set of shapes,
+before `run` and off the clock.
 
 What `run` cannot serve it refuses by raising NotImplementedError: a refusal is no mistake, and no pass either.
 """
@@ -17,7 +16,7 @@ import linecache
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,11 @@ import torch
 from torch import Tensor
 
 from kda2.errors import KDA2Error
-from kda2.testing import checked
-from kda2.testing.oracle import Outputs
 
-TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
-OPTIONS = (
-    "scale", "gate", "lower_bound", "qk_l2norm", "beta_sigmoid", "allow_neg_eigval", "state_layout",
-)  # fmt: skip
-OUTPUTS = ("o", "final_state")
 Inputs = dict[str, Any]
+_PLAIN = (Tensor, torch.nn.Parameter)
+# How a call ended without an answer to compare. `BROKEN`: the judge itself failed.
+REFUSED, RAISED, NEEDS_GPU, CHANGED, BROKEN = "refused", "raised", "needs a GPU", "changed", "broken"
 # What torch, Triton and CUDA's own libraries say where there is no GPU.
 _NO_GPU = (
     "Found no NVIDIA driver", "No CUDA GPUs are available", "no CUDA-capable device", "not compiled with CUDA",
@@ -96,18 +91,6 @@ def _let_helpers_be_found(folder: Path) -> None:
         sys.path.insert(next(installed, len(sys.path)), str(folder))
 
 
-def as_call(kernel: Kernel) -> Callable[..., Outputs]:
-    """The kernel as a function of `kda2.kda`'s arguments."""
-    prepared: set[tuple[Any, ...]] = set()
-
-    def call(**kwargs: Any) -> Outputs:
-        inputs = inputs_of(kwargs)
-        prepare_once(kernel, inputs, prepared)
-        return outputs_of(kernel.run(**inputs), bool(kwargs.get("output_final_state")))
-
-    return call
-
-
 def prepare_once(kernel: Kernel, inputs: Inputs, prepared: set[tuple[Any, ...]]) -> None:
     """Call the kernel's `prepare` unless it has seen these shapes, dtypes and options."""
     if kernel.prepare is None:
@@ -118,26 +101,10 @@ def prepare_once(kernel: Kernel, inputs: Inputs, prepared: set[tuple[Any, ...]])
         kernel.prepare(**inputs)
 
 
-def inputs_of(kwargs: Mapping[str, Any]) -> Inputs:
-    """What `run` gets for a call of `kda2.kda`."""
-    options = checked(kwargs).options
-    gate = options.gate
-    learned = {"A_log": gate.A_log, "dt_bias": gate.dt_bias}
-    tensors = {name: learned[name] if name in learned else kwargs.get(name) for name in TENSORS}
-    plain = {"gate": gate.kind, "lower_bound": gate.lower_bound}
-    return tensors | {name: plain[name] if name in plain else getattr(options, name) for name in OPTIONS}
-
-
-def outputs_of(got: Any, wants_state: bool) -> Outputs:
-    """(o, final state) from what `run` returned. Raises `BadOutput`."""
-    found = named_outputs(got, OUTPUTS)
-    return found["o"], found["final_state"] if wants_state else None
-
-
 def named_outputs(got: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
     """Exactly the outputs `names`, all of them tensors with contents. Raises `BadOutput`."""
     wanted = "run must return a dict of " + ", ".join(names)
-    if not isinstance(got, Mapping):
+    if type(got) is not dict:  # one of a class of its own may compute when it is asked
         raise BadOutput(f"{wanted}; it returned {_kind(got)}")
     if missing := [name for name in names if got.get(name) is None]:
         raise BadOutput(f"{wanted}; {', '.join(missing)} is missing, it returned {', '.join(map(str, got)) or 'none'}")
@@ -145,9 +112,32 @@ def named_outputs(got: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
         raise BadOutput(f"{wanted}; it also returned {', '.join(unknown)}")
     if odd := [f"{name} is {_kind(got[name])}" for name in names if not isinstance(got[name], Tensor)]:
         raise BadOutput(f"{wanted} as tensors; {', '.join(odd)}")
+    if lazy := [f"{name} is {_kind(got[name])}" for name in names if type(got[name]) not in _PLAIN]:
+        raise BadOutput(f"{wanted} as plain tensors, not of a class of their own; {', '.join(lazy)}")
     if bare := [name for name in names if got[name].is_meta or got[name].layout != torch.strided]:
         raise BadOutput(f"{wanted} as ordinary tensors; {', '.join(bare)} is on the meta device, sparse or nested")
     return {name: got[name] for name in names}
+
+
+def in_order(got: Any, names: tuple[str, ...]) -> Any:
+    """The outputs by name, where `run` may also return them as a tuple or, if there is one, by itself."""
+    if isinstance(got, Tensor) and len(names) == 1:
+        return {names[0]: got}
+    if isinstance(got, (tuple, list)) and len(got) == len(names):
+        return dict(zip(names, got, strict=True))
+    return got
+
+
+def ended(e: BaseException, path: str | None, how: str) -> dict[str, Any]:
+    """What an exception says of a call: {"ended", "says", "gate"}."""
+    if isinstance(e, Changed):
+        return {"ended": CHANGED, "says": str(e), "gate": "policy"}
+    if isinstance(e, BadOutput):
+        return {"ended": RAISED, "says": str(e), "gate": "outputs"}
+    if isinstance(e, NotImplementedError):
+        return {"ended": REFUSED, "says": f"it refuses this call: {raised(e, path)}", "gate": "process"}
+    kind = NEEDS_GPU if needs_gpu(e, path) else RAISED
+    return {"ended": kind, "says": f"{how} {raised(e, path)}", "gate": "process"}
 
 
 def _kind(x: Any) -> str:

@@ -19,12 +19,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from kda2.errors import KDA2Error
+from kda2.workbench.verifier.wire import Unreadable, Wire
 
 # Bytes of words after which a child is taken for one that prints without end.
 MOST_WORDS = 4 * 2**20
@@ -96,10 +99,21 @@ class Children:
 class Child:
     """One child. `ask` gives it a task and yields its answers; it serves one task after another until it is closed."""
 
-    def __init__(self, children: Children, *, interpreted: bool = False, limits: Limits = Limits()) -> None:
+    def __init__(
+        self,
+        children: Children,
+        *,
+        interpreted: bool = False,
+        limits: Limits = Limits(),
+        under: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`under`: a command that runs it, such as a memory checker with its options; `environment` adds to its own."""
         self.limits, self._children = limits, children
         self._mark = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self._process = _start(interpreted, limits, self._mark)
+        self._wire = Wire.made()
+        own = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1" if interpreted else "0", MARK: self._mark}
+        self._process = _start(limits, self._wire, under, {**own, **(environment or {})})
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._words, self._printed, self._flooded = b"", 0, False
         self._gone, self._file, self._ready = threading.Event(), "", False
@@ -114,19 +128,43 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The answers to one task, as they come. Raises `Ended`; then the child is of no more use. Raises the `OSError`
-        of the child's own machine, which is no answer, and `NotStarted`."""
+    def ask(self, task: Mapping[str, Any], inputs: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        """The answers to one task, as they come; `inputs` are what it is about. Raises `Ended`; then the child is of no
+        more use. Raises the `OSError` of the child's own machine, which is no answer, and `NotStarted`."""
         assert self._process.stdin is not None
         self._get_ready()
-        self._file = task.get("subject", {}).get("file") or ""
+        self._file = (task.get("subject") or {}).get("file") or ""
+        if inputs is not None:
+            self._wire.put(inputs)
+        token = secrets.token_hex(8)  # what only prints to every pipe does not know it
         with contextlib.suppress(OSError, ValueError):  # it has ended already: the next answer says how
-            self._process.stdin.write(json.dumps(dict(task)) + "\n")
+            self._process.stdin.write(json.dumps({**task, "token": token}) + "\n")
             self._process.stdin.flush()
-        while (answer := self._next()).get("done") is not True:
+        while True:
+            answer = self._next()
+            if answer.pop("token", None) != token:
+                raise self._garbled()
+            if answer.get("done") is True:
+                return
             if (e := answer.get("machine")) is not None:
                 raise OSError(e["errno"], e["strerror"], e["filename"])
             yield answer
+
+    def answer(self) -> dict[str, Tensor]:
+        """The tensors that came with the last answer, on the CPU. Raises `Ended` if they are none."""
+        try:
+            return self._wire.take()
+        except Unreadable as e:
+            self._kill()
+            raise Ended("garbled", str(e)) from e
+
+    def finish(self, seconds: float) -> None:
+        """Let it end by itself, as a checker that runs it needs to write down what it found; then `close`."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.close()
+        self._gone.wait(seconds)
+        self.close()
 
     @property
     def alive(self) -> bool:
@@ -149,6 +187,7 @@ class Child:
             if pipe is not None and (reads is None or not reads.is_alive()):
                 with contextlib.suppress(OSError, ValueError):
                     pipe.close()
+        self._wire.close()
 
     def _get_ready(self) -> None:
         """Wait for its first word; the time that takes is not the subject's."""
@@ -171,9 +210,12 @@ class Child:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            self._kill()
-            raise Ended("garbled", "it wrote to the pipe that belongs to the judge's answers")
+            raise self._garbled()
         return answer
+
+    def _garbled(self) -> Ended:
+        self._kill()
+        return Ended("garbled", "it wrote to the pipe that belongs to the judge's answers")
 
     def _silent(self) -> Ended:
         self._ask_where()
@@ -295,13 +337,15 @@ def _signal_words(number: int) -> str:
     return f"signal {number} ({name}{': ' + _MEANINGS[name] if name in _MEANINGS else ''})"
 
 
-def _start(interpreted: bool, limits: Limits, mark: str) -> subprocess.Popen[str]:
-    own = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1" if interpreted else "0", MARK: mark}
+def _start(limits: Limits, wire: Wire, under: Sequence[str], own: Mapping[str, str]) -> subprocess.Popen[str]:
+    parent = 0 if under else os.getpid()  # its parent is then the command that runs it
+    facts = (str(parent), str(limits.silence_s), ",".join(map(str, wire.descriptors)))
     return subprocess.Popen(
         # -P: a file that is judged may lie here and be called random.py
-        [sys.executable, "-P", "-W", "ignore::RuntimeWarning", "-m", _MODULE, str(os.getpid()), str(limits.silence_s)],
+        [*under, sys.executable, "-P", "-W", "ignore::RuntimeWarning", "-m", _MODULE, *facts],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
         start_new_session=True,  # Ctrl-C is the parent's to handle
+        pass_fds=wire.descriptors,
         env={**os.environ, **own, "PYTHONPATH": _python_path()},
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kda2.workbench.records import Verdict
@@ -21,6 +21,19 @@ def reasons(verdict: Verdict) -> list[str]:
     if verdict.outcome.startswith("not_run"):
         return [verdict.outcome.removeprefix("not_run(").removesuffix(")")]
     return [_shortened(why) for why in _reasons(verdict)] or ["see its evidence"]
+
+
+def margins(verdicts: Iterable[Verdict]) -> list[str]:
+    """The largest error of each quantity over its limit, one sentence each: how much room a kernel has, or how far it
+    is off."""
+    worst: dict[str, tuple[float, str, str]] = {}
+    for verdict in verdicts:
+        for family, result in verdict.evidence.get("families", {}).items():
+            for name, q in result["quantities"].items():
+                if (margin := q.get("margin")) is not None and margin >= worst.get(name, (-1.0,))[0]:
+                    worst[name] = (margin, family, verdict.stage)
+    return [f"{stage} {name}: {margin:.2f} of its limit at most, on {family}"
+            for name, (margin, family, stage) in worst.items()]  # fmt: skip
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:

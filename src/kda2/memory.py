@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from kda2.ops.kda import Gate
 
 _ALLOCATORS = (
     (torch, "empty"),
@@ -76,10 +74,10 @@ def fenced_memory(band: int = 4096) -> Iterator[list[Guarded]]:
 
 def fingerprint(kwargs: Mapping[str, Any]) -> dict[str, str]:
     """A hash of every tensor's whole storage, gaps between strided rows included, by argument name."""
-    found = {name: x for name, x in kwargs.items() if isinstance(x, Tensor)}
-    for gate in (x for x in kwargs.values() if isinstance(x, Gate)):
-        found |= {name: x for name, x in (("A_log", gate.A_log), ("dt_bias", gate.dt_bias)) if x is not None}
-    return {name: _hash(x) for name, x in found.items()}
+    plain = dict(kwargs)
+    for x in (x for x in kwargs.values() if is_dataclass(x)):  # a gate holds tensors of its own
+        plain |= {f.name: getattr(x, f.name) for f in fields(x)}
+    return {name: _hash(x) for name, x in plain.items() if isinstance(x, Tensor)}
 
 
 def _hash(x: Tensor) -> str:
