@@ -43,7 +43,8 @@ def test_names_in_specs_exist(spec: OpSpec) -> None:
 
 
 def test_tolerance_of_an_unknown_dtype_names_the_known() -> None:
-    assert KDA.tolerance("bf16").relative_l2 == 6e-3
+    general = [t.relative_l2 for t in KDA.tolerances if t.dtype == "bf16"]
+    assert KDA.tolerance("bf16").relative_l2 == max(general) < 2e-2
     with pytest.raises(KeyError, match=r"no tolerance for fp8; it has \['bf16', 'fp16', 'fp32'\]"):
         KDA.tolerance("fp8")
 

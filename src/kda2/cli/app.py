@@ -6,7 +6,7 @@ import typer
 
 from kda2.cli import ledger, profile, records, spec, tune
 from kda2.cli.ablate import ablate
-from kda2.cli.audit import audit_command
+from kda2.cli.audit import audit
 from kda2.cli.bench import bench
 from kda2.cli.capture import capture
 from kda2.cli.doctor import doctor
@@ -27,7 +27,7 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(run)
 app.command()(verify)
-app.command("audit")(audit_command)
+app.command()(audit)
 app.command()(sweep)
 app.command()(growth)
 app.command()(capture)

@@ -19,8 +19,9 @@ from rich.table import Table
 from kda2 import device
 from kda2.cli.common import FAILED, Json, command, err, out
 from kda2.errors import InvalidValue
+from kda2.workbench.audit import engine
 from kda2.workbench.audit.catalogue import GATES
-from kda2.workbench.audit.engine import SEEDS, Options, Row, audit, survivors
+from kda2.workbench.audit.engine import SEEDS, Options, Row, survivors
 from kda2.workbench.journal import Journal, alone
 from kda2.workbench.loop import SEEDS as SEED_RANGE
 from kda2.workbench.loop import check_seed
@@ -31,7 +32,7 @@ _MOST_ON_GPU = 8
 
 
 @command
-def audit_command(
+def audit(
     only: Annotated[str, typer.Option(help="Regular expression over names of mutants, cheats and the faithful.")] = "",
     cpu: Annotated[bool, typer.Option("--cpu", help="On the CPU, though there is a GPU.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds that what is faithful must pass in a row.")] = SEEDS,
@@ -62,7 +63,7 @@ def audit_command(
             say.print(_line(row), highlight=False)
 
         with tempfile.TemporaryDirectory(prefix="kda2-") as scratch:
-            rows = audit(options, Path(scratch), heard)
+            rows = engine.audit(options, Path(scratch), heard)
     seconds, failed = time.perf_counter() - start, survivors(rows)
     summary = _summary(rows, failed, seconds)
     if as_json:

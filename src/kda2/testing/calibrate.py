@@ -49,7 +49,8 @@ class Size:
         return " ".join(f"{name}{x}" for name, x in self.changes.items())
 
 
-# The verifier's own sizes, those that `hopper` serves, many rows of few tokens, many tokens, and few numbers.
+# The verifier's own sizes, those that `hopper` serves, many rows of few tokens, many tokens, and few numbers; some of
+# them without an initial state too, beside which errors are small.
 SIZES = (
     Size({"T": 70, "B": 2, "H": 2, "HV": 4, "K": 24, "V": 20}),
     Size({"T": 70, "B": 1, "H": 1, "HV": 1, "K": 32, "V": 32}),
@@ -59,6 +60,9 @@ SIZES = (
     Size({"T": 300, "B": 1, "H": 2, "HV": 4, "K": 128, "V": 128}, 0.1),
     Size({"T": 130, "B": 1, "H": 1, "HV": 2, "K": 256, "V": 64}, 0.1),
     Size({"T": 4096, "B": 1, "H": 1, "HV": 2, "K": 128, "V": 128}, 0.01),
+    Size({"T": 70, "B": 2, "H": 2, "HV": 4, "K": 24, "V": 20, "state": None}, 0.5),
+    Size({"T": 8, "B": 16, "H": 2, "HV": 4, "K": 24, "V": 20, "state": None}, 0.5),
+    Size({"T": 300, "B": 1, "H": 2, "HV": 4, "K": 128, "V": 128, "state": None}, 0.05),
     Size({"T": 3, "B": 1, "H": 1, "HV": 1, "K": 20, "V": 2}),
     Size({"T": 4, "B": 1, "H": 1, "HV": 1, "K": 2, "V": 8}),
 )

@@ -131,7 +131,7 @@ def run(options: Options, progress: Progress) -> Outcome:
 
 def check_dtypes(capture: Capture) -> None:
     """Refuse a call that no tolerance judges."""
-    wanted = [t.dtype for t in KDA.tolerances]
+    wanted = KDA.judged_dtypes
     for name in ("q", "initial_state"):
         x = capture.kwargs.get(name)
         if x is not None and NAMES.get(x.dtype) not in wanted:

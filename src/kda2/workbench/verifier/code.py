@@ -193,12 +193,10 @@ def _launches(kernel: Kernel, inputs: Inputs, arch: int, subject: Subject) -> li
     """What there is to build, or why there is nothing."""
     if find_spec("triton") is None:
         return "Triton is not installed here"
-    from kda2.workbench.verifier.recorder import NotTriton, launches_of
+    from kda2.workbench.verifier.recorder import launches_of
 
     try:
         launches = launches_of(kernel, inputs(), arch)
-    except NotTriton as e:
-        return str(e)
     except NotImplementedError as e:
         return f"it refuses the call that its launches are recorded on: {raised(e, subject.file)}"
     except (Exception, SystemExit) as e:

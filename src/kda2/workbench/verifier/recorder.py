@@ -16,17 +16,12 @@ from triton.runtime.jit import JITFunction
 from kda2.backends.triton import Launch
 from kda2.backends.triton.build import code_key
 from kda2.contract import KernelConfig
-from kda2.errors import KDA2Error
 from kda2.workbench.verifier.foreign import Kernel
-
-
-class NotTriton(KDA2Error, RuntimeError):
-    """A kernel under Triton's launcher that Triton's own compiler does not read."""
 
 
 def launches_of(kernel: Kernel, inputs: dict[str, Any], arch: int) -> list[Launch]:
     """Run the kernel's own host code with every launch recorded: the first of each machine code that they run on
-    sm_<arch>. What `run` computes is worthless and dropped. Raises what the host code raises, and `NotTriton`.
+    sm_<arch>, in Triton or in Gluon. What `run` computes is worthless and dropped. Raises what the host code raises.
 
     A kernel under `triton.autotune` is recorded in its first configuration. Codes of one kernel get names apart.
     """
@@ -44,8 +39,6 @@ def recorded(arch: int) -> Iterator[dict[str, Launch]]:
     launches: dict[str, Launch] = {}
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        if self.is_gluon():
-            raise NotTriton("Gluon kernels are not built ahead of a launch yet")
         launch = _launch(self, args, grid, kwargs)
         # a loop over tokens launches one code thousands of times: only the first keeps its tensors
         launches.setdefault(code_key(launch, arch), launch)
