@@ -51,7 +51,9 @@ def test_merging_replaces_the_same_implementation_on_the_same_device_and_nothing
     again = replace(ONE, date="2026-12-24")
     assert merged([TWO, ONE], [again]) == (ONE, TWO)  # it says the same: nothing changes, not even the date
     worse = replace(again, errors={"bf16": {"random": {"o": (0.1, 0.1)}}})
-    assert merged([ONE, TWO], [worse]) == (worse, TWO)
+    rest = {family: rows for family, rows in ONE.errors["bf16"].items() if family != "random"}
+    assert rest
+    assert merged([ONE, TWO], [worse]) == (replace(worse, errors={"bf16": {**rest, **worse.errors["bf16"]}}), TWO)
     fp32 = replace(again, errors={"fp32": {"random": {"o": (1e-6, 1e-5)}}})
     assert merged([ONE], [fp32]) == (replace(fp32, errors={**ONE.errors, **fp32.errors}),)
     elsewhere = replace(worse, device="interpreter")
@@ -210,3 +212,21 @@ def test_faithful_implementations_pass_seeds_that_no_limit_was_made_from(name: s
                 on = trial(family, replace(Problem(dtype=dtype, seed=seed), **size.changes))
                 verdict = on.judge(FAITHFUL[name](on.kwargs))
                 assert verdict.ok, f"{size}, seed {seed}: {verdict.explain()}"
+
+
+def test_an_interrupt_keeps_the_families_that_were_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    def say(line: str) -> None:
+        heard.append(line)
+        if len(heard) == 3:
+            monkeypatch.setattr(calibrate, "_measure_call", stop)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibrate, "SIZES", calibrate.SIZES[:1])
+    found = calibrate.measure(["torch"], "cpu", 1, ["bf16"], say)
+    assert found.stopped == heard[-1] == "bf16 no_decay"
+    (entry,) = found.calibrations
+    assert list(entry.errors["bf16"]) == ["random", "saturated_gate"]

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kda2.cli.common import FAILED, Json, check_op, command, err, out
+from kda2.cli.common import FAILED, STOPPED, Json, check_op, command, err, out
 from kda2.contract import OpSpec, TensorSpec, Tolerance
 from kda2.contract.calibration import Calibration, dump, load, merged, tolerances
 from kda2.errors import InvalidValue
@@ -102,6 +102,9 @@ def calibrate(
         print(json.dumps(_findings(found, changes, loose)))
     else:
         _print_findings(found, changes, loose, write)
+    if found.stopped:
+        err.print(f"stopped before {found.stopped}; what was measured before it is kept")
+        raise typer.Exit(STOPPED)
     if check and (found.faults or loose):
         raise typer.Exit(FAILED)
 

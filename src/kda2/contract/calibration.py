@@ -87,12 +87,14 @@ def _over_headroom(worst: float) -> float:
 
 
 def merged(old: Iterable[Calibration], new: Iterable[Calibration]) -> tuple[Calibration, ...]:
-    """Entries of `new` in place of those of the same implementation and device; dtypes that were not measured again
-    stay as they were. One that says the same as before keeps its date, so that measuring again gives the same file."""
+    """Entries of `new` in place of those of the same implementation and device; dtypes and families that were not
+    measured again stay as they were. One that says the same as before keeps its date, so that measuring again gives the
+    same file."""
     entries = {c.key: c for c in old}
     for c in new:
         before = entries.get(c.key, c)
-        now = replace(c, errors={**before.errors, **c.errors})
+        rows = {dtype: {**before.errors.get(dtype, {}), **families} for dtype, families in c.errors.items()}
+        now = replace(c, errors={**before.errors, **rows})
         entries[c.key] = before if replace(now, date=before.date) == before else now
     return tuple(entries[key] for key in sorted(entries))
 

@@ -92,12 +92,14 @@ FAITHFUL: dict[str, Callable[..., Outputs]] = {
 @dataclass
 class Findings:
     """What was measured: the entries of the file; by implementation and row the worst error over its limit; in words
-    each call on which an implementation is beyond its limits; and why others were not run."""
+    each call on which an implementation is beyond its limits; why others were not run; and the dtype and family before
+    which an interrupt ended it ("" for none)."""
 
     calibrations: tuple[Calibration, ...] = ()
     margins: dict[tuple[str, str, str], dict[str, float]] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    stopped: str = ""
 
 
 def measure(
@@ -119,10 +121,18 @@ def measure(
     for dtype in (dtype for dtype, name in NAMES.items() if name in dtypes):
         for family in FAMILIES.values():
             say(f"{NAMES[dtype]} {family.name}")
-            for size in SIZES:
-                for seed in range(size.seeds(seeds)):
-                    problem = replace(Problem(dtype=dtype, device=device, seed=seed), **size.changes)
-                    _measure_call(family, problem, f"{size}, seed {seed}", errors, found)
+            try:
+                for size in SIZES:
+                    for seed in range(size.seeds(seeds)):
+                        problem = replace(Problem(dtype=dtype, device=device, seed=seed), **size.changes)
+                        _measure_call(family, problem, f"{size}, seed {seed}", errors, found)
+            except KeyboardInterrupt:  # what is whole is kept
+                found.stopped = f"{NAMES[dtype]} {family.name}"
+                for rows in errors.values():
+                    rows.get(NAMES[dtype], {}).pop(family.name, None)
+                break
+        if found.stopped:
+            break
     today = datetime.date.today().isoformat()
     found.calibrations = tuple(
         Calibration(name, _device(name, device), today, _versions(name), seeds, tuple(map(str, SIZES)), rows)

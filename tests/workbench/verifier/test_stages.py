@@ -92,3 +92,26 @@ def test_wrong_names_of_inputs_are_refused_before_anything_runs(shared: Any, cha
 def test_a_stage_is_built_on_inputs_of_its_own(shared: Any) -> None:
     found = shared.code(shared.file(kernel("output")), stage="output")
     assert found["L0"].passed and found["L1"].outcome == "not_run(it launches no Triton kernel)"
+
+
+KEEPS = """
+
+KEPT = {}
+
+
+def run(**x):
+    key = tuple(y.data_ptr() for y in x.values())
+    if key not in KEPT:
+        KEPT[key] = compute(**x)
+    return {name: y.clone() for name, y in KEPT[key].items()}
+"""
+
+
+@pytest.mark.parametrize("stage", ["solve", "output"])
+def test_a_stage_is_asked_again(shared: Any, stage: str) -> None:
+    kept = kernel(stage).replace("def run(", "def compute(") + KEEPS
+    verdict = shared.numerics(shared.file(kept), "random", stage=stage)
+    families = verdict.evidence["families"]
+    assert verdict.outcome == "fail" and list(families) == ["random", "other contents"]
+    assert families["random"]["ok"] and families["other contents"]["gate"] == "repeat"
+    assert reasons(verdict)[0].startswith("other contents: asked again with other contents in the same tensors")

@@ -131,6 +131,9 @@ def _curve(run: Run, gate: Regime, plan: Plan, until: float, say: Say, clock: Ca
             ended = f"stopped at T={points[-1].tokens}: budget, which T={T} would exceed by about {late:.0f} s"
             break
         try:
+            if not points:  # the first call may compile, which longer ones need not
+                run(**_first(kwargs, 0, T))
+                began = clock()
             errors = _errors(run(**_first(kwargs, 0, T)), right.to(T))
         except Exception as e:  # any code may stand behind run
             if isinstance(e, KDA2Error) and not points:
