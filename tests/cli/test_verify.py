@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 import kda2
 from kda2 import device
 from kda2.cli.app import app
+from kda2.contract import OpSpec, TensorSpec
 
 KERNELS = Path(__file__).parents[1] / "workbench" / "verifier" / "kernels"
 SMALL = ("--problem", "T=9,H=1,HV=2,K=8,V=8", "--families", "^random$", "--timeout", "60")
@@ -141,3 +144,99 @@ def test_a_folder_that_holds_a_ledger_is_not_taken(tmp_path: Path, monkeypatch: 
     done = CliRunner().invoke(app, ["verify", write(tmp_path, "plain.py"), "--out", "here"])
     assert done.exit_code == 2 and "--out must be a folder without a ledger, got here" in done.stderr
     assert (tmp_path / "here" / "ledger.jsonl").read_text() == "{}\n"
+
+
+# Other operators.
+
+STEP = ("--spec", "kda_step", "--problem", "B=3,H=1,HV=2,K=8,V=8")
+
+
+def invoked(*args: str) -> Any:
+    return CliRunner().invoke(app, ["verify", *args])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "step.py").write_text((KERNELS / "step.py").read_text())
+    return tmp_path
+
+
+def test_a_step_kernel_is_judged(here: Path) -> None:
+    done = invoked("step.py", *STEP, "--families", "^(random|state_pool|padded_rows)$", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["verdict"] == "correct on every probe" and told["verdicts"]["L0"] == "pass"
+    assert told["families"] == ["random", "state_pool", "padded_rows"] and "T" not in told["sizes"]
+    assert [line.partition(":")[0] for line in told["margins"]] == ["L3 o", "L3 state"]
+
+
+def test_a_wrong_step_kernel_is_refused(here: Path) -> None:
+    text = (here / "step.py").read_text()
+    assert "slot == pad_slot" in text
+    (here / "step.py").write_text(text.replace("slot == pad_slot", "False"))
+    done = invoked("step.py", *STEP, "--families", "^(random|padded_rows)$")
+    assert done.exit_code == 1 and "step.py: refused" in done.stdout
+    assert "\nL3 padded_rows: " in done.stdout and "state is off: relative L2 " in done.stdout
+
+
+def test_arguments_of_another_operator_are_refused_before_anything_runs(here: Path) -> None:
+    (here / "plain.py").write_text((KERNELS / "plain.py").read_text())
+    told = json.loads(invoked("plain.py", *STEP, "--families", "^random$", "--json").stdout)
+    assert told["verdicts"]["L0"] == "fail" and told["verdict"] == "refused"
+    assert told["reasons"]["L0"][0].startswith("arguments: run does not take state, state_indices, pad_slot")
+
+
+SWIGLU = OpSpec(
+    name="swiglu", version=1, source="a gate and what goes through it",
+    inputs=(TensorSpec("x", ("N", "2*D"), ("bf16",)),), outputs=(TensorSpec("y", ("N", "D"), ("bf16",)),),
+    options={}, oracle="file:run", flops="", bytes="", families=(), tolerances=(),
+    reference_source=(
+        "import torch\n\ndef run(x):\n    a, b = x.chunk(2, -1)\n    return torch.nn.functional.silu(a) * b\n"
+    ),
+)  # fmt: skip
+OWN = """def run(x):
+    a, b = x.float().chunk(2, -1)
+    return {"y": (a * a.sigmoid() * b).to(x.dtype)}
+"""
+
+
+@pytest.fixture
+def swiglu(here: Path) -> Path:
+    (here / "swiglu.json").write_text(SWIGLU.to_json())
+    (here / "own.py").write_text(OWN)
+    return here
+
+
+def test_a_contract_from_a_file(swiglu: Path) -> None:
+    done = invoked("own.py", "--spec", "swiglu.json", "--problem", "N=5,D=8", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["verdict"] == "correct on every probe" and told["families"] == ["random"]
+    assert told["sizes"] == {"N": 5, "D": 8} and told["margins"][0].startswith("L3 y: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--problem", "N=5"], "kda2: x's axis D must be an extent, got none; name it: --problem D=64\n"),
+        (["--problem", "M=5"], "kda2: --problem must be D, N with a number above 0, got M=5\n"),
+        (["--problem", "N=0,D=8"], "kda2: --problem must be D, N with a number above 0, got N=0\n"),
+        (
+            ["--problem", "N=5,D=8", "--stage", "solve"],
+            "kda2: --stage must be absent beside --inputs and",
+        ),
+    ],
+)
+def test_sizes_of_a_contract_that_are_bad_usage(swiglu: Path, args: list[str], says: str) -> None:
+    done = invoked("own.py", "--spec", "swiglu.json", *args)
+    assert done.exit_code == 2 and done.stderr.startswith(says)
+
+
+def test_an_oracle_that_raises_is_one_line(swiglu: Path) -> None:
+    broken = replace(SWIGLU, reference_source="def run(x):\n    raise ValueError('no oracle')\n")
+    (swiglu / "broken.json").write_text(broken.to_json())
+    done = invoked("own.py", "--spec", "broken.json", "--problem", "N=5,D=8")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("kda2: the oracle of swiglu does not answer: it raised ValueError: no oracle")
+    assert done.stderr.count("\n") == 1

@@ -41,7 +41,7 @@ def test_a_limit_is_the_worst_error_over_the_headroom() -> None:
         ("bf16", "", ""): (0.003, 0.1),
         ("bf16", "random", "o"): (0.003, 0.05),
         ("bf16", "random", "final_state"): (0.002, 0.1),
-        ("bf16", "ragged", "o"): (0.001, 1.2e-7),  # never below the resolution of fp32
+        ("bf16", "ragged", "o"): (0.001, 3.9e-6),  # never below the resolution of fp32 products in tf32
     }
     says = found["bf16", "random", "o"].provenance
     assert says == "worst of one, two on NVIDIA H200: 0.0021 (one), element 0.035 (two on NVIDIA H200), over 0.7"

@@ -18,8 +18,9 @@ from kda2.errors import InvalidValue
 SCHEMA = 1
 # What the worst faithful error is of its limit: the next seed may be a little worse.
 HEADROOM = 0.7
-# Below the resolution of fp32 there is nothing to tell apart.
-RESOLUTION = 2.0**-23
+# The least limits, of the relative error and of one element in RMS: kernels multiply fp32 operands in three products of
+# tf32 terms, which are good to 2^-21, and a few of those may meet in one element.
+RESOLUTION = 2.0**-21, 2.0**-18
 # dtype, family, output: the worst (relative L2, error of one element in RMS)
 Errors = Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]]
 
@@ -79,11 +80,8 @@ def _limit(dtype: str, family: str, output: str, seen: list[tuple[tuple[float, .
     names = list(dict.fromkeys(who for _, who in seen))
     seen_by = f"{l2:.2g} ({by_l2}), element {element:.2g} ({by_element})"
     provenance = f"worst of {', '.join(names)}: {seen_by}, over {HEADROOM}"
-    return Tolerance(dtype, _over_headroom(l2), _over_headroom(element), provenance, family, output)
-
-
-def _over_headroom(worst: float) -> float:
-    return rounded_up(max(worst / HEADROOM, RESOLUTION))
+    limits = [rounded_up(max(x / HEADROOM, least)) for x, least in zip((l2, element), RESOLUTION, strict=True)]
+    return Tolerance(dtype, limits[0], limits[1], provenance, family, output)
 
 
 def merged(old: Iterable[Calibration], new: Iterable[Calibration]) -> tuple[Calibration, ...]:

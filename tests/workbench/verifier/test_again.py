@@ -34,8 +34,8 @@ def test_an_answer_that_was_kept_is_refused(shared: Any, name: str, wrong: set[s
     assert verdict.outcome == "fail" and families["random"]["ok"]
     assert {x for x, result in families.items() if not result["ok"]} == wrong
     assert {families[x]["gate"] for x in wrong} == {"repeat"}
-    assert f"asked again with {question_words(BLOCK) if wrong == {BLOCK} else 'other contents'}" in (
-        reasons(verdict)[0]
+    assert (
+        f"asked again with {question_words(BLOCK) if wrong == {BLOCK} else 'other contents'}" in (reasons(verdict)[0])
     )
 
 

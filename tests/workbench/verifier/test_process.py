@@ -103,6 +103,30 @@ def test_every_end_is_told_apart(quick: Callable[..., Child], step: str, kind: s
     assert (ended.kind, str(ended)) == (kind, how)
 
 
+@pytest.mark.parametrize("token", ["{}", "{'token': 'guessed'}", "{'token': None}", "{'token': [token['token']]}"])
+def test_an_answer_without_the_tasks_token_is_none(quick: Callable[..., Child], token: str) -> None:
+    child = quick()
+    line = f"print(json.dumps({{'gates': {{}}}} | {token}), file=answers, flush=True)"
+    ended = end(child, line)
+    assert ended.kind == "garbled" and gone_within(5, child.pid)
+
+
+def test_the_token_of_a_task_before_is_none(quick: Callable[..., Child]) -> None:
+    child = quick()
+    assert list(child.ask({"do": ["kept = dict(token)"]})) == []
+    assert end(child, "token = kept", "say({'a': 1})").kind == "garbled"
+
+
+@pytest.mark.parametrize("garbage", ["b'no tensors'", "b''", "b'\\x02' + 7 * b'\\0' + b'[]'"])
+def test_garbage_in_the_file_of_answers_ends_it(quick: Callable[..., Child], garbage: str) -> None:
+    child = quick()
+    write = f"os.pwrite(int(sys.argv[3].split(',')[1]), {garbage}, 0)"
+    assert list(child.ask({"do": [write, "say({'gates': {}})"]}, {"q": 1})) == [{"gates": {}}]
+    with pytest.raises(Ended, match="its answer is no safetensors file: ") as raised:
+        child.answer()
+    assert raised.value.kind == "garbled" and gone_within(5, child.pid)
+
+
 @pytest.mark.parametrize(
     "flood",
     [

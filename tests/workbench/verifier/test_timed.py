@@ -137,14 +137,18 @@ def test_only_timings_that_are_believed_are_given(clocked: Timed) -> None:
     assert set(clocked.timings) == {"shipped", "right.py", "spoils.py"}
 
 
-def test_a_time_below_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed, "datasheet_floor_us", lambda on: 1e9)
-    verdicts, timings = timed.latency(
-        Children(), {"torch": Subject("torch")}, "torch", _conditions(tmp_path), samples=20
-    )
-    assert verdicts["torch"].outcome == "invalid" and verdicts["torch"].evidence["gate"] == "floor"
-    assert "is below the 1000000000.0 us that the device's datasheet allows" in reasons(verdicts["torch"])[0]
-    assert timings == {}
+def test_times_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for check in ("_burst", "_timed_outputs", "_refilled"):
+        monkeypatch.setattr(timed, check, lambda *_: None)
+
+    def why(floor: float | None, wall_s: float) -> dict[str, str]:
+        standing = Standing("it", Subject("torch"), [20.0, 30.0, 40.0], [5.0, 5.0, 5.0])
+        timed._cross_check(Stand("it"), standing, floor, wall_s)  # type: ignore[arg-type]
+        return standing.why
+
+    assert why(None, 1.0) == why(29.9, 1.0) == why(30.0, 91e-6) == {}
+    assert why(45.5, 1.0) == {"floor": "30.0 us is below the 45.5 us that the device's datasheet allows"}
+    assert why(None, 89e-6) == {"wall": "its samples add up to more than the 0.0 s that the measurement took"}
 
 
 def test_no_floor_without_a_datasheet(tmp_path: Path) -> None:

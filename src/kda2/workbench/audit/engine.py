@@ -49,7 +49,7 @@ SILENCE_S = {"cpu": 8.0, "cuda": 30.0}
 # Gates that hold an answer to a limit.
 _MEASURED = ("numerics", "repeat")
 _TIMED_GATES = ("timed outputs", "wall", "floor")
-_SAMPLES = 60
+_SAMPLES = 30
 Kind = Literal["mutant", "cheat", "faithful"]
 Idle = queue.SimpleQueue[Child]
 Run = Callable[[Children, Idle], "Row"]

@@ -250,8 +250,8 @@ def _inputs(kwargs: Mapping[str, Any], options: Any, names: tuple[str, ...]) -> 
 
 # --- posing them ---
 
-# Questions whose answers are kept: the probes of one run, and those asked again.
-_MOST_KEPT = 64
+# Questions whose answers are kept: the probes of one run, and an audit's for some twenty seeds.
+_MOST_KEPT = 640
 _kept: OrderedDict[Any, Question] = OrderedDict()
 _lock = threading.Lock()
 
