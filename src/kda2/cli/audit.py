@@ -64,8 +64,9 @@ def audit(
 
         with tempfile.TemporaryDirectory(prefix="kda2-") as scratch:
             rows = engine.audit(options, Path(scratch), heard)
-    seconds, failed = time.perf_counter() - start, survivors(rows)
-    summary = _summary(rows, failed, seconds)
+        failed = survivors(rows)
+        summary = _summary(rows, failed, time.perf_counter() - start)
+        journal.note("audited", summary)
     if as_json:
         print(json.dumps({**summary, "rows": [row.plain() for row in rows], "ledger": str(where / "ledger.jsonl")}))
     else:

@@ -44,11 +44,11 @@ def verify(file: File, as_json: Json = False) -> None:
 
 
 def _is_unfinished(file: Path) -> bool:
-    """Whether the ledger of a run lacks its choice, or that of a verification what was found in the end."""
+    """Whether the ledger of a run lacks its choice, or that of a verification or an audit what was found in the end."""
     lines = list(ledger.read(file))
     if not lines or lines[0].kind != "run":
         return False
-    end = "choice" if "rounds" in lines[0].payload else "judged"
+    end = "choice" if "rounds" in lines[0].payload else "audited" if "seeds" in lines[0].payload else "judged"
     return all(line.kind != end for line in lines)
 
 

@@ -95,8 +95,14 @@ def _audit(p: Mapping[str, Any]) -> str:
     return f"{p['kind']} {p['name']} {how}{'' if p['ok'] else ', and should not'}"
 
 
+def _audited(p: Mapping[str, Any]) -> str:
+    failed = f"; {', '.join(p['failed'])} came out wrong" if p["failed"] else ""
+    wrong = f"{p['refused']} of {p['wrong']} wrong kernels refused"
+    return f"{wrong}, {p['passed']} of {p['faithful']} faithful ones passed{failed}"
+
+
 _TELL = {
     "run": _run, "resumed": _resumed, "plan": _plan, "candidate": _candidate, "verdict": _verdict, "judged": _judged,
     "round": _round, "choice": _choice, "stopped": _stopped,
-    "growth": _growth, "ablation": _ablation, "audit": _audit,
+    "growth": _growth, "ablation": _ablation, "audit": _audit, "audited": _audited,
 }  # fmt: skip

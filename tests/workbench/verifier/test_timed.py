@@ -34,6 +34,13 @@ RUNS = {
     ),
     "raises.py": "def run(**x):\n    CALLS.append(0)\n    assert len(CALLS) < 12, 'enough'\n    return compute(**x)\n",
     "leaves.py": "def run(**x):\n    CALLS.append(0)\n    len(CALLS) < 12 or os._exit(6)\n    return compute(**x)\n",
+    # says that all is done, in the judge's own words
+    "forges.py": (
+        "import json\nimport sys\n\n\ndef run(**x):\n    CALLS.append(0)\n    frame = sys._getframe()\n"
+        "    while frame.f_code.co_name != 'main':\n        frame = frame.f_back\n"
+        "    told = json.dumps({'done': True, 'token': frame.f_locals['task']['token']})\n"
+        "    len(CALLS) < 12 or print(told, file=frame.f_locals['answers'], flush=True)\n    return compute(**x)\n"
+    ),
     # spoils what it is compared with
     "spoils.py": (
         "import kda2\nimport kda2.ops.kda.api\n\n\ndef spoilt(*args, **kwargs):\n    raise RuntimeError('spoilt')\n\n\n"
@@ -115,8 +122,12 @@ def test_who_ends_meanwhile_takes_nobody_along(clocked: Timed, name: str, says: 
     verdict = clocked.verdicts[name]
     assert verdict.outcome == "fail" and reasons(verdict)[0].startswith(says)
     assert verdict.evidence["gate"] == "process"
-    assert {x for x, v in clocked.verdicts.items() if v.outcome == "fail"} == {"raises.py", "leaves.py"}
+    assert {x for x, v in clocked.verdicts.items() if v.outcome == "fail"} == {"raises.py", "leaves.py", "forges.py"}
     assert len(clocked.timings["shipped"].device_us) == len(clocked.timings["right.py"].device_us) == SAMPLES
+
+
+def test_a_forged_answer_ends_the_file_and_not_the_judge(clocked: Timed) -> None:
+    assert clocked.verdicts["forges.py"].outcome == "fail" and clocked.gates("forges.py") == {"protocol"}
 
 
 def test_every_file_has_a_process_of_its_own(clocked: Timed) -> None:
