@@ -32,7 +32,7 @@ from kda2.workbench.records import STAGES, Candidate
 from kda2.workbench.verifier import Conditions, Limits, sanitizer, timed
 from kda2.workbench.verifier.conditions import served_sizes
 from kda2.workbench.verifier.foreign import REFUSED
-from kda2.workbench.verifier.imported import contract, sizes_of
+from kda2.workbench.verifier.imported import axes_of, contract, sizes_of
 from kda2.workbench.verifier.questions import RANDOM, probes_of
 from kda2.workbench.verifier.subject import IMPORTED
 from kda2.workbench.verifier.words import margins, reasons
@@ -116,8 +116,7 @@ def _wanted(candidate: Candidate, spec: str, gpu: bool, text: str | None) -> dic
     """The probes' sizes."""
     if candidate.op == IMPORTED:
         known = contract(spec)
-        axes = {axis for t in known.inputs for axis in t.shape if axis.isidentifier()}
-        return {**sizes_of(known), **_axes(text, axes)}
+        return {**sizes_of(known), **_axes(text, axes_of(known))}
     usual = served_sizes(candidate.impl, GPU_SIZES if gpu else FILE_SIZES)
     wanted = {**usual, **_sizes(text)}
     if served_sizes(candidate.impl, wanted) != wanted:

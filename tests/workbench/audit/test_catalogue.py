@@ -87,7 +87,8 @@ def test_every_file_is_an_entry_or_a_helper() -> None:
 
 def test_there_is_enough_to_kill() -> None:
     assert len(MUTANTS) >= 30 and len(CHEATS) >= 50
-    assert {cheat.gate for cheat in CHEATS} == set(GATES) - {"floor"}
+    # a clock that is wrong only to the judge's own is shown in tests/workbench/verifier/test_timed.py
+    assert {cheat.gate for cheat in CHEATS} == set(GATES) - {"floor", "wall"}
     assert all(cheat.says.endswith(".") and cheat.seen.endswith(".") for cheat in CHEATS)
     assert all(faithful.says.startswith(("Right", "KDA as its formula reads")) for faithful in FAITHFUL)
 

@@ -30,7 +30,7 @@ RUNS = {
     # the work that is left is done when nobody looks any more
     "late.py": (
         "import time\nimport weakref\n\n\ndef run(**x):\n    outputs = compute(**x)\n"
-        "    weakref.finalize(outputs['o'], time.sleep, 0.01)\n    return outputs\n"
+        "    weakref.finalize(outputs['o'], time.sleep, 0.03)\n    return outputs\n"
     ),
     "raises.py": "def run(**x):\n    CALLS.append(0)\n    assert len(CALLS) < 12, 'enough'\n    return compute(**x)\n",
     "leaves.py": "def run(**x):\n    CALLS.append(0)\n    len(CALLS) < 12 or os._exit(6)\n    return compute(**x)\n",
@@ -76,6 +76,7 @@ class Timed:
         subjects = {"shipped": Subject("auto")} | {name: Subject.of_file(folder / name) for name in RUNS}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(timed, "Child", Noted)
+            patch.setattr(timed, "_BURST_OVERHEAD_US", 8000.0)  # other tests may keep this machine's cores busy
             self.verdicts, self.timings = timed.latency(
                 Children(), subjects, "shipped", _conditions(folder), SAMPLES
             )  # fmt: skip
@@ -111,7 +112,7 @@ def test_work_that_the_clock_does_not_see(clocked: Timed) -> None:
     verdict = clocked.verdicts["late.py"]
     assert verdict.outcome == "invalid" and clocked.gates("late.py") == {"wall"}
     assert "work goes on that its clock does not see" in reasons(verdict)[0]
-    assert verdict.evidence["burst_us"] > 10_000
+    assert verdict.evidence["burst_us"] > 30_000
 
 
 @pytest.mark.parametrize(("name", "says"), [

@@ -117,10 +117,10 @@ def test_an_answer_that_is_none_is_the_end_of_the_process(
 ) -> None:
     lines = f"""    import sys
     frame = sys._getframe()
-    while "wire" not in vars(frame.f_locals.get("self", object)):
+    while not hasattr(frame.f_locals.get("self"), "wire"):
         frame = frame.f_back
-    frame.f_locals["self"].wire.give = lambda outputs: __import__("os").pwrite(
-        frame.f_locals["self"].wire.descriptors[1], {garbage}, 0)
+    type(frame.f_locals["self"].wire).give = lambda self, outputs: __import__("os").pwrite(
+        self.descriptors[1], {garbage}, 0)
 """
     forging = type(shared)(shared.file("").parent)
     verdict = forging.numerics(forging.file(changed(plain, FIRST, lines + FIRST)))

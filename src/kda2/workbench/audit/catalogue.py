@@ -90,10 +90,9 @@ _CHEATS: dict[str, dict[Needs, tuple[str, ...]]] = {
             "patches_event_timer", "patches_event_code", "patches_clock_module", "patches_synchronize",
             "patches_comparison", "patches_hash", "patches_fingerprint", "patches_code", "patches_allocator",
             "hooks_profile", "default_dtype", "precision_flags",
-            "leaves_mode_on",
+            "leaves_mode_on", "patches_and_restores",
         ),
     },
-    "wall": {"cuda": ("patches_and_restores",)},
     "process": {
         "cpu": ("exits", "exits_politely", "interrupts", "hangs", "floods", "crashes", "out_of_memory", "closes_pipes"),
     },

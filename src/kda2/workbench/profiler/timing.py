@@ -225,6 +225,7 @@ _Sample = tuple[Callable[[], float], float]
 class _Wall:
     """The CPU's clock: a call has ended when it returns."""
 
+    __slots__ = ()
     host_paced: frozenset[str] = frozenset()
 
     def warm(self, name: str, call: Call) -> None:
@@ -248,6 +249,8 @@ class _Wall:
 
 class _Cuda:
     """CUDA events around each call on the device's current stream."""
+
+    __slots__ = ("beside_us", "host_paced", "host_us", "late", "neighbour", "where")
 
     def __init__(self, where: torch.device, neighbour: Neighbour | None = None) -> None:
         self.where = where

@@ -17,7 +17,7 @@ from kda2.workbench.records import Verdict
 from kda2.workbench.verifier.code import not_run
 from kda2.workbench.verifier.conditions import Conditions
 from kda2.workbench.verifier.numerics import Interview
-from kda2.workbench.verifier.process import Child, Children, Ended, elapsed
+from kda2.workbench.verifier.process import Child, Children, Ended, NotStarted, elapsed
 from kda2.workbench.verifier.questions import first_probe
 from kda2.workbench.verifier.subject import Subject
 
@@ -45,7 +45,7 @@ def profile(children: Children, subject: Subject, on: Conditions) -> Verdict:
         try:
             found = counted(read_report(file))
         except (InvalidValue, OSError) as e:
-            why = says or _last_line(Path(folder, "log")) or str(e)
+            why = "; ".join(filter(None, (says, _last_line(Path(folder, "log"))))) or str(e)
             return not_run(("L7",), f"no counters: {why}")[0]
     return Verdict(stage="L7", outcome="pass", evidence=found, seconds=elapsed(start))
 
@@ -56,7 +56,7 @@ def _called(child: Child, subject: Subject, on: Conditions) -> str:
     try:
         result: dict[str, Any] = dict(Interview(child, subject, on, counted=True).ask([first_probe(on, subject)]))
         says = next((str(r.get("says", "")) for r in result.values() if "ended" in r), "")
-    except Ended as e:
+    except (Ended, NotStarted) as e:
         says = str(e)
     finally:
         child.finish(120.0)

@@ -39,11 +39,15 @@ _HOME = str(Path(kda2.__file__).parent) + os.sep
 # Where sources lie that know the answers. Those of the judge are read whenever a traceback is made.
 _TESTING, _OPS = _HOME + "testing" + os.sep, _HOME + "ops" + os.sep
 _ORACLE = "reference."
+# What torch.compile wraps when it is first used.
+_WRAPPED = ("torch.manual_seed", "torch.seed")
 _STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
 
 class Seal:
     """Remembers the functions, classes and settings that a verdict rests on; `broken` names those that are others."""
+
+    __slots__ = ("_finders", "_kept", "_owners", "_settings")
 
     def __init__(self) -> None:
         own = [module for name, module in sorted(sys.modules.items()) if name.startswith(_OWN)]
@@ -51,6 +55,10 @@ class Seal:
         self._owners = [(_name(owner), owner) for owner in (*_OWNERS, *own, *classes)]
         self._finders, self._settings = list(sys.meta_path), _settings()
         self._kept = dict(self._functions())
+
+    def settle(self) -> None:
+        """Take the settings of now for those that must stay: a file may choose its own when it is imported."""
+        self._settings = _settings()
 
     def broken(self) -> list[str]:
         """The names whose value is another than at first, or gone. What was added is nobody's loss."""
@@ -63,11 +71,19 @@ class Seal:
 
     def _functions(self) -> Iterator[tuple[str, Any]]:
         for name, owner in self._owners:
-            for attribute, x in list(vars(owner).items()):
+            for attribute, x in _members(owner).items():
+                if f"{name}.{attribute}" in _WRAPPED:
+                    continue
                 if callable(x) or isinstance(x, (ModuleType, property, staticmethod, classmethod)):
                     yield f"{name}.{attribute}", x
                 if isinstance(x, FunctionType):  # the same function may be given other code
                     yield f"{name}.{attribute}.__code__", x.__code__
+
+
+def _members(owner: Any) -> dict[str, Any]:
+    """What an owner has, of a class what it inherits too: an attribute of its own would hide that."""
+    classes = reversed(owner.__mro__) if isinstance(owner, type) else (owner,)
+    return {name: x for each in classes for name, x in vars(each).items()}
 
 
 def _settings() -> dict[str, Any]:
@@ -109,6 +125,8 @@ def unhooked() -> bool:
 class Watch:
     """Notes which modules that know the answers are imported, or read as files, while it is on."""
 
+    __slots__ = ("_seen", "on")
+
     def __init__(self) -> None:
         self.on, self._seen = False, dict[str, None]()
         sys.meta_path.insert(0, self)
@@ -122,8 +140,10 @@ class Watch:
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.on:
             return
-        if event == "open" and isinstance(args[0], str) and _knows(args[0]):
-            self._seen[args[0].removeprefix(_HOME)] = None
+        if event == "open" and isinstance(args[0], (str, bytes)):
+            path = os.path.abspath(os.fsdecode(args[0]))
+            if _knows(path):
+                self._seen[path.removeprefix(_HOME)] = None
         elif event in _STARTS:
             says = " ".join(map(repr, args))
             self._seen |= {f"{judge}, in a process of its own": None for judge in JUDGES if judge in says}

@@ -10,7 +10,6 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=8)
 def contract(file: str | None) -> OpSpec:
     """The contract in `file`: what `kda2 spec show` and `import` write, or a FlashInfer-Trace definition beside its
     workloads. Raises `InvalidValue`."""
@@ -93,12 +91,12 @@ class ImportedQuestion:
             n for n, x in self.given.items() if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
         )
 
-    def moved(self, places: int) -> ImportedQuestion:
-        given = {n: x.roll(places, 0) if n in self.moving else x for n, x in self.given.items()}
+    def moved(self, places: Mapping[str, int]) -> ImportedQuestion:
+        given = {n: x.roll(places[n], 0) if n in places else x for n, x in self.given.items()}
         return _asked(self.name, self.spec, given)
 
     def other(self) -> ImportedQuestion:
-        return self.moved(1)
+        return self.moved(dict.fromkeys(self.moving, 1))
 
     def judge(self, answers: Sequence[Answer], changed: Sequence[str]) -> Verdict:
         (answer,) = answers
@@ -119,6 +117,11 @@ def imported_question(on: Conditions, probe: str) -> ImportedQuestion:
         raise InvalidValue("--families", RANDOM, repr(probe), "a contract from a file has no other families")
     spec, seed = contract(on.spec), on.seed + (probe == OTHER)
     rng = torch.Generator().manual_seed(seed)
+    for t in spec.outputs:
+        if t.dtypes[0] not in _DTYPES or not _DTYPES[t.dtypes[0]].is_floating_point:
+            raise InvalidValue(
+                f"{t.name}'s dtype", "bf16, fp16, fp32 or fp64", t.dtypes[0], "other outputs have no limits"
+            )
     return _asked(probe, spec, {t.name: _made(t, {**sizes_of(spec), **on.sizes}, rng) for t in spec.inputs})
 
 
@@ -130,7 +133,7 @@ def _made(t: TensorSpec, sizes: Mapping[str, Any], rng: torch.Generator) -> Any:
     if dtype not in _DTYPES:
         raise InvalidValue(f"{t.name}'s dtype", f"one of {', '.join(_DTYPES)}", dtype, "such inputs cannot be made yet")
     if not _DTYPES[dtype].is_floating_point:
-        fix = "judge it with a workload that stores this input"
+        fix = "what integers mean is not in a contract, so they cannot be made up"
         raise InvalidValue(f"{t.name}", "of floating numbers, which can be random", dtype, fix)
     return torch.randn(shape, generator=rng).to(_DTYPES[dtype])
 
@@ -149,6 +152,12 @@ def extent(term: str, sizes: Mapping[str, Any], name: str = "shape") -> int:
         raise InvalidValue(f"{name}'s axis {ast.unparse(node)}", "an extent", "none", fix)
 
     return value(ast.parse(term, mode="eval").body)
+
+
+def axes_of(spec: OpSpec) -> set[str]:
+    """The axes that the shapes of a contract's inputs name, within terms too."""
+    trees = (ast.walk(ast.parse(term, mode="eval")) for t in spec.inputs for term in t.shape)
+    return {node.id for tree in trees for node in tree if isinstance(node, ast.Name)}
 
 
 def _axes(t: TensorSpec) -> tuple[str, ...]:

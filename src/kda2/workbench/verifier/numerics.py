@@ -11,7 +11,7 @@ from kda2.testing.compare import Comparison
 from kda2.testing.verify import INPUTS, Verdict
 from kda2.workbench.verifier.conditions import Conditions
 from kda2.workbench.verifier.foreign import BROKEN, RAISED, raised
-from kda2.workbench.verifier.process import Child
+from kda2.workbench.verifier.process import Child, Ended
 from kda2.workbench.verifier.questions import AGAIN, Question, again, argument_names, pose
 from kda2.workbench.verifier.subject import FILE, Subject
 
@@ -59,7 +59,7 @@ class Interview:
         except Exception as e:
             return broken(e)
         for given in inputs:
-            said = list(self.child.ask(self._task(question, again), given))[-1]
+            said = _answer(list(self.child.ask(self._task(question, again), given)))
             if "ended" in said:
                 return without_numbers(str(said["ended"]), str(said.get("says", "")), str(said.get("gate", "process")))
             answers.append(self.child.answer())
@@ -106,6 +106,14 @@ class Interview:
         except Exception:  # the verdict stands without words
             return {}
         return {"says": says} if says else {}
+
+
+def _answer(said: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last thing said, if that is an answer. Raises `Ended`: what knows the protocol may say anything."""
+    gates = said[-1].get("gates", {}) if said else None
+    if not isinstance(gates, dict) or not all(isinstance(says, str) for says in gates.values()):
+        raise Ended("garbled", "what it answered is no answer")
+    return said[-1]
 
 
 def _gate(wrong: Sequence[Comparison], again: bool) -> str:

@@ -41,7 +41,7 @@ def checks(source: bytes, names: Sequence[str]) -> dict[str, Check]:
     run = next((x for x in reversed(tree.body) if isinstance(x, ast.FunctionDef) and x.name == "run"), None)
     found = {"parses": Check(True, "it parses")}
     found["run"] = _has_run(run, tree)
-    if run is not None:
+    if run is not None and found["run"].ok:
         found["arguments"] = _takes(run, names)
     found["policy"] = _asks_no_judge(tree)
     return found
@@ -60,9 +60,24 @@ def without_interpreter(source: bytes) -> str | None:
 def _has_run(run: ast.FunctionDef | None, tree: ast.Module) -> Check:
     if run is not None:
         return Check(True, "it defines run")
+    if any(name == "run" for name in _bound_names(tree)):
+        return Check(True, "it binds run")  # to what, only running it tells
     defined = [x.name for x in tree.body if isinstance(x, (ast.FunctionDef, ast.ClassDef))]
     seen = f"it defines {', '.join(defined)}" if defined else "it defines no function"
     return Check(False, seen, "def run(**inputs) at the top level", "name the kernel's entry point run")
+
+
+def _bound_names(tree: ast.Module) -> Iterator[str]:
+    """Names that the module's own statements bind, but for definitions: by assignment or import, under an if or a try
+    too."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and not isinstance(node.value, ast.Constant):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+    yield from (node.name for outer in tree.body if isinstance(outer, (ast.If, ast.Try))
+                for node in ast.walk(outer) if isinstance(node, ast.FunctionDef))  # fmt: skip
 
 
 def _takes(run: ast.FunctionDef, names: Sequence[str]) -> Check:

@@ -78,8 +78,8 @@ class Timed(Question, Protocol):
     @property
     def axis(self) -> int: ...
 
-    def moved(self, places: int) -> Question:
-        """The question after its inputs have moved on."""
+    def moved(self, places: Mapping[str, int]) -> Question:
+        """The question after each of its inputs has moved on by so many places."""
         ...
 
     def other(self) -> Question:
@@ -105,8 +105,8 @@ class CallQuestion:
     def name(self) -> str:
         return self.trial.name
 
-    def moved(self, places: int) -> CallQuestion:
-        return self._of({n: x.roll(places, 1) if n in _TOKENS else x for n, x in self.trial.kwargs.items()}, {})
+    def moved(self, places: Mapping[str, int]) -> CallQuestion:
+        return self._of({n: x.roll(places[n], 1) if n in places else x for n, x in self.trial.kwargs.items()}, {})
 
     def other(self) -> CallQuestion:
         return self._of(moved_on(self.trial.kwargs, 1), moved_on(self.given, 1))
@@ -191,12 +191,13 @@ class StepQuestion:
     moving: tuple[str, ...] = _TOKENS
     axis: int = 0
 
-    def moved(self, places: int) -> StepQuestion:
-        moved = {n: x.roll(places, 0) if n in _TOKENS else x for n, x in self.kwargs.items()}
+    def moved(self, places: Mapping[str, int]) -> StepQuestion:
+        moved = {n: x.roll(places[n], 0) if n in places else x for n, x in self.kwargs.items()}
         return replace(self, kwargs=moved)
 
     def other(self) -> StepQuestion:
-        return replace(self.moved(1), kwargs={**self.moved(1).kwargs, "state": 0.5 * self.kwargs["state"]})
+        moved = self.moved(dict.fromkeys(_TOKENS, 1)).kwargs
+        return replace(self, kwargs={**moved, "state": 0.5 * self.kwargs["state"]})
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
@@ -366,7 +367,7 @@ def _with_other_block(question: Question, seed: int) -> Question:
 
 def _other_block(kwargs: Mapping[str, Any], seed: int) -> dict[str, Any]:
     rng = torch.Generator().manual_seed(seed)
-    v = kwargs["v"].clone()
+    v = kwargs["v"].clone(memory_format=torch.contiguous_format)  # rows must be a view
     rows = v.flatten(0, -3) if v.dim() == 4 else v
     count = max(1, len(rows) // 8)
     start, head = (int(torch.randint(n, (1,), generator=rng)) for n in (len(rows) - count + 1, v.shape[-2]))

@@ -20,16 +20,19 @@ from kda2.workbench.verifier.guards import Seal, Watch, fill_free_memory, overla
 from kda2.workbench.verifier.subject import FILE, Bound, Subject, bound
 from kda2.workbench.verifier.wire import Wire
 
+UNDO = "which judges and clocks may rest on; leave the process as it was when run returns"
 OVERWRITTEN = "run wrote into what it had returned for another call; return fresh tensors each time"
 _BAND = 1024
-# Answers that are kept to see whether a later call writes into them.
-_KEPT = 2
+# Answers that are kept to see whether a later call writes into them: a ring of a few buffers is one too.
+_KEPT = 8
 # About 5 ms.
 _LATE_CYCLES = 8_000_000
 
 
 class Runner:
     """Runs one subject after another; the one it ran last stays loaded, with what it was given last."""
+
+    __slots__ = ("_bound", "_given", "_kept", "_seal", "_subject", "watch", "wire")
 
     def __init__(self, wire: Wire, watch: Watch) -> None:
         self.wire, self.watch = wire, watch
@@ -48,7 +51,8 @@ class Runner:
         try:
             run = self._load(subject, task, where)
             given = self._take(task, where)
-            run.prepare(given)
+            with self.watch.turned(run.is_strange):
+                run.prepare(handed(given))
         except (Exception, SystemExit) as e:
             yield ended(e, subject.file, "importing it raised" if self._bound is None else "it raised")
             return
@@ -66,6 +70,7 @@ class Runner:
             # what the file takes from torch by name must be the poisoned kind
             with self.watch.turned(subject.impl == FILE), poisoned_memory():
                 self._bound = bound(subject, tuple(task["arguments"]))
+            self._seal.settle()
             fill_free_memory(poison, where)
         return self._bound
 
@@ -76,14 +81,15 @@ class Runner:
             return self._given
         for name, x in fresh.items():
             if isinstance(x, Tensor):
-                self._given[name].copy_(x)
+                Tensor.copy_(self._given[name], x)
         return self._given
 
     def _answered(
         self, run: Bound, given: dict[str, Any], task: Mapping[str, Any], where: torch.device
     ) -> dict[str, Any]:
+        mine = handed(given)
         if task.get("counted"):
-            run.call(given)  # compiles
+            run.call(mine)  # compiles
         before = fingerprint(given)
         arrive_late(given, where)
         as_found = task.get("again") or task.get("counted")
@@ -91,11 +97,11 @@ class Runner:
         with memory, _marked(bool(task.get("counted"))):
             seal = Seal() if run.is_strange else None  # fresh memory comes by way of other functions in here
             with self.watch.turned(run.is_strange):
-                got = run.call(given)
+                got = run.call(mine)
             broken = seal.broken() if seal is not None else []
             unhooked()
         outputs = run.read(got, tuple(task["outputs"]))
-        answer = {name: x.detach().clone() for name, x in outputs.items()}  # in the order of the caller's stream
+        answer = {name: copied(x) for name, x in outputs.items()}  # in the order of the caller's stream
         _synchronize(where)  # its faults are raised here
         self.wire.give(answer)
         found = self._gates(outputs, given, before, tuple(task["in_place"]))
@@ -110,10 +116,13 @@ class Runner:
         if changed := [name for name, was in before.items() if now[name] != was and name not in in_place]:
             found["inputs"] = ", ".join(changed)
         if shared := overlapping(outputs, given, in_place):
-            found["aliasing"] = f"run returned {'; '.join(shared)}: return fresh tensors"
+            found["aliasing"] = (
+                f"run returned outputs in the memory of inputs ({'; '.join(shared)}): return new tensors"
+            )
         if any(_hashes(kept) != was for kept, was in self._kept):
             found["aliasing"] = OVERWRITTEN
-        self._kept = [*self._kept, (outputs, _hashes(outputs))][-_KEPT:]
+        own = {n: x for n, x in outputs.items() if not overlapping({n: x}, given)}  # those in place are the caller's
+        self._kept = [*self._kept, (own, _hashes(own))][-_KEPT:]
         return found
 
     def tampering(self, broken: list[str]) -> dict[str, str]:
@@ -121,10 +130,26 @@ class Runner:
         found = {}
         if self._seal is not None and (broken := [*broken, *self._seal.broken()]):
             names = list(dict.fromkeys(broken))
-            found["tamper"] = f"it changed {', '.join(names[:4])}, which a judge or a clock may rest on"
+            found["tamper"] = f"it changed {', '.join(names[:4])}, {UNDO}"
         if asked := self.watch.seen():
             found["imports"] = f"it read {', '.join(asked[:4])} while it ran: no kernel may ask the oracle or the judge"
         return found
+
+
+def alias(x: Tensor) -> Tensor:
+    """Another tensor over the same memory."""
+    return torch.as_strided(x, x.shape, x.stride(), x.storage_offset())
+
+
+def handed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the subject gets of a call: tensors over its memory that nobody else holds, so that nothing set on them is
+    met again."""
+    return {name: alias(x) if isinstance(x, Tensor) else x for name, x in given.items()}
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy, by torch's own functions whatever the tensor's attributes are."""
+    return torch.clone(Tensor.detach(x))
 
 
 def _banded(x: Any) -> Any:
@@ -146,12 +171,12 @@ def arrive_late(given: Mapping[str, Any], where: torch.device) -> None:
     if where.type != "cuda":
         return
     tensors = [x for x in given.values() if isinstance(x, Tensor)]
-    contents = [x.clone() for x in tensors]
+    contents = [copied(x) for x in tensors]
     for x in tensors:
         x.fill_(torch.nan) if x.is_floating_point() else x.zero_()
     torch.cuda._sleep(_LATE_CYCLES)
     for x, content in zip(tensors, contents, strict=True):
-        x.copy_(content)
+        Tensor.copy_(x, content)
 
 
 def _hashes(outputs: Mapping[str, Tensor]) -> dict[str, str]:

@@ -15,9 +15,8 @@ from typing import Any
 from kda2.workbench.records import Verdict
 from kda2.workbench.verifier.code import not_run
 from kda2.workbench.verifier.conditions import Conditions
-from kda2.workbench.verifier.foreign import NEEDS_GPU, REFUSED
 from kda2.workbench.verifier.numerics import Interview
-from kda2.workbench.verifier.process import Child, Children, Ended, elapsed
+from kda2.workbench.verifier.process import Child, Children, Ended, NotStarted, elapsed
 from kda2.workbench.verifier.subject import Subject
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -30,7 +29,7 @@ TOKENS = 70
 _SHOWN = 3
 _LONGEST_S = 300.0
 _SUMMARY = re.compile(r"(?:ERROR SUMMARY: (?P<errors>\d+) error|RACECHECK SUMMARY: (?P<hazards>\d+) hazard)")
-_LINE = re.compile(r"^=========\s?(?P<words>.*)$", re.MULTILINE)
+_LINE = re.compile(r"^=========[ \t]?(?P<words>.*)$", re.MULTILINE)
 _UNABLE = ("Device not supported", "Unable to find", "not supported on this", "No attachable process", "libcuda")
 
 
@@ -77,9 +76,9 @@ def _run(
         child, says = Child(children, limits=on.limits, under=under, environment=alone), ""
         try:
             for _, result in Interview(child, subject, on).ask(probes):
-                if result.get("ended") in (REFUSED, NEEDS_GPU):
+                if "ended" in result:
                     says = str(result["says"])
-        except Ended as e:
+        except (Ended, NotStarted) as e:
             says = str(e)
         finally:
             child.finish(60.0)
@@ -90,8 +89,9 @@ def _run(
 def _read(report: str, says: str) -> dict[str, Any]:
     counts = [int(m["errors"] or m["hazards"] or 0) for m in _SUMMARY.finditer(report)]
     lines = list(_reports(report))
-    if not counts:
-        return {"errors": None, "says": says or " ".join(lines[:_SHOWN]) or "it wrote no summary", "reports": lines}
+    if not counts or (says and not sum(counts)):  # nothing was found in what did not run
+        told = " ".join([*([says] if says else []), *lines[:_SHOWN]])
+        return {"errors": None, "says": told or "it wrote no summary", "reports": lines}
     return {"errors": sum(counts), "says": " ".join(lines[:1]) or says, "reports": lines[:_SHOWN]}
 
 

@@ -21,6 +21,10 @@ from kda2.workbench import extras
 _MEMORY = Path("/dev/shm")
 
 
+# Bytes that an answer may take: so many times those of the call, or so many at least.
+_ROOM, _LEAST_ROOM = 16, 2**28
+
+
 class Unreadable(ValueError):
     """What came back is no safetensors file."""
 
@@ -28,8 +32,10 @@ class Unreadable(ValueError):
 class Wire:
     """One end of the pair of files."""
 
+    __slots__ = ("_answers", "_inputs", "_most")
+
     def __init__(self, inputs: BinaryIO, answers: BinaryIO) -> None:
-        self._inputs, self._answers = inputs, answers
+        self._inputs, self._answers, self._most = inputs, answers, _LEAST_ROOM
 
     @classmethod
     def made(cls) -> Wire:
@@ -54,11 +60,14 @@ class Wire:
         self._inputs.truncate()
         torch.save(dict(inputs), self._inputs)
         self._inputs.flush()
+        self._most = max(_LEAST_ROOM, _ROOM * self._inputs.tell())
 
     def get(self, where: torch.device) -> dict[str, Any]:
         """The call that `put` wrote, its tensors on `where`."""
-        self._inputs.seek(0)
-        found: dict[str, Any] = torch.load(self._inputs, map_location=where, weights_only=True)
+        # anew each time: one that stays open has the last call in its buffer
+        with os.fdopen(os.dup(self._inputs.fileno()), "rb") as file:
+            file.seek(0)
+            found: dict[str, Any] = torch.load(file, map_location=where, weights_only=True)
         return found
 
     def give(self, outputs: Mapping[str, Tensor]) -> None:
@@ -72,6 +81,9 @@ class Wire:
 
     def take(self) -> dict[str, Tensor]:
         """The answer that `give` wrote; what is read is gone. Raises `Unreadable`."""
+        size = os.fstat(self._answers.fileno()).st_size
+        if size > self._most:  # it would have to fit into the judge's memory
+            raise Unreadable(f"its answer takes {size / 2**30:.1f} GiB, more than any to these inputs")
         self._answers.seek(0)
         packed = self._answers.read()
         self._answers.seek(0)
