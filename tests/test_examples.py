@@ -20,7 +20,7 @@ from kda2.cli.app import app
 from kda2.testing import FAMILIES, Problem, verify
 from kda2.testing.oracle import Outputs
 from kda2.workbench.verifier.foreign import Kernel
-from kda2.workbench.verifier.questions import call_inputs
+from kda2.workbench.verifier.questions import AGAIN, OTHER_DTYPES, call_inputs
 
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "examples" / "kernels"
@@ -76,7 +76,8 @@ def test_the_triton_kernel_passes(tmp_path: Path) -> None:
     found = judged(tmp_path, RECURRENT, *FEW)
     assert_correct(found)
     assert [found["verdicts"][stage] for stage in ("L0", "L1", "L2")] == ["pass"] * 3
-    assert answered(found) == ["random", "reset_softplus", "repeated_keys_neg_eigval", "all_empty"]
+    asked = ["random", *AGAIN, "reset_softplus", "repeated_keys_neg_eigval", "all_empty", *OTHER_DTYPES]
+    assert answered(found) == asked
 
 
 def test_the_stage_kernel_passes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kda2.cli.common import FAILED, STOPPED, Json, check_op, command, err, out
+from kda2.cli.common import FAILED, STOPPED, Json, check_op, command, err, families_of, out
 from kda2.contract import OpSpec, TensorSpec, Tolerance
 from kda2.contract.calibration import Calibration, dump, load, merged, tolerances
 from kda2.errors import InvalidValue
@@ -71,6 +71,9 @@ def calibrate(
     dtypes: Annotated[str, typer.Option(help="Comma-separated; the others stay as they are.")] = ",".join(
         KDA.judged_dtypes
     ),
+    families: Annotated[
+        str, typer.Option(help="Regular expression over probe families; the others stay as they are.")
+    ] = "",
     to: Annotated[Path | None, typer.Option("--out", help="Where the measurements go, to be merged elsewhere.")] = None,
     merge: Annotated[list[Path] | None, typer.Option(help="Take these measurements and make none here.")] = None,
     write: Annotated[bool, typer.Option(help="Put the measurements into the package's table.")] = False,
@@ -89,7 +92,8 @@ def calibrate(
     if merge:
         found = calibration.Findings(tuple(c for path in merge for c in _measured(path)))
     else:
-        found = calibration.measure(_names(impls), _here(device), seeds, _names(dtypes), err.print)
+        chosen = families_of(families)
+        found = calibration.measure(_names(impls), _here(device), seeds, _names(dtypes), err.print, chosen)
     table = merged(stored, found.calibrations)
     if to is not None:
         to.write_text(dump(found.calibrations))

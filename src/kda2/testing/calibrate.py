@@ -108,8 +108,9 @@ def measure(
     seeds: int,
     dtypes: Collection[str] = tuple(NAMES.values()),
     say: Callable[[str], None] = lambda line: None,
+    families: Collection[str] = (),
 ) -> Findings:
-    """Run faithful implementations on every family, dtype and size; `say` hears of each family.
+    """Run faithful implementations on every family (of `families`, if any), dtype and size; `say` hears of each family.
 
     Raises `InvalidValue` for an unknown name or dtype, and `KDA2Error` if an implementation gives NaN or an output of
     another shape, which no limit would excuse.
@@ -119,7 +120,7 @@ def measure(
     found = Findings(missing={name: why for name in impls if (why := _refusal(name, make(_probe(device))))})
     errors: dict[str, dict[str, Any]] = {name: {} for name in impls if name not in found.missing}
     for dtype in (dtype for dtype, name in NAMES.items() if name in dtypes):
-        for family in FAMILIES.values():
+        for family in (f for f in FAMILIES.values() if f.name in (families or FAMILIES)):
             say(f"{NAMES[dtype]} {family.name}")
             try:
                 for size in SIZES:

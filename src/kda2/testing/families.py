@@ -234,3 +234,60 @@ def packed_bare(p: Problem) -> dict[str, Any]:
 def large_state(p: Problem) -> dict[str, Any]:
     kwargs = make(replace(p, state=p.state or torch.float32, regime="weak"))
     return {**kwargs, "initial_state": 100 * kwargs["initial_state"]}
+
+
+@family("grouped", probes="three value heads to a key head, three rows, heads stored before tokens")
+def grouped(p: Problem) -> dict[str, Any]:
+    changed = replace(p, lengths=None, B=3, T=37, H=1, HV=3, gate="log_bounded", lower_bound=-3.0, regime="mixed")
+    norms = replace(changed, qk_l2norm=True, beta_sigmoid=True, neg_eigval=True)
+    return make(replace(norms, state=None, layout="vk", strides="head_first"))
+
+
+@family(
+    "many_sequences",
+    probes="twelve packed sequences, and more tokens past the last offset than in them",
+)
+def many_sequences(p: Problem) -> dict[str, Any]:
+    lengths = (3, 0, 0, 9, 1, 2, 20, 0, 5, 4, 1, 8)
+    changed = replace(p, lengths=lengths, tail=70, H=3, HV=3, gate="softplus", layout="vk", state=torch.float32)
+    return make(replace(changed, g_dtype=torch.float32, strides="last_axis", scale=-0.2, regime="mixed"))
+
+
+@family("long", probes="260 tokens, five value heads to a key head, 16-bit states, negative eigenvalues under decay",
+        judge="same_roundings")  # fmt: skip
+def long(p: Problem) -> dict[str, Any]:
+    changed = replace(p, lengths=None, B=1, T=260, H=1, HV=5, gate="bounded", lower_bound=-0.7, regime="weak")
+    return make(replace(changed, neg_eigval=True, beta_sigmoid=True, state=torch.bfloat16, strides="expanded_beta"))
+
+
+@family("plain_packed", probes="packed without l2norm and sigmoid, log decays with resets, fp16 states")
+def plain_packed(p: Problem) -> dict[str, Any]:
+    changed = replace(p, lengths=(70, 140, 2), qk_l2norm=False, beta_sigmoid=False, neg_eigval=False)
+    kwargs = make(replace(changed, gate="log", state=torch.float16, regime="mixed"))
+    resets = torch.rand(kwargs["g"].shape, generator=_rng(p)) < 0.02
+    return {**kwargs, "g": kwargs["g"].masked_fill(resets.to(kwargs["g"].device), -torch.inf)}
+
+
+@family("no_tokens", probes="T = 0 in a dense batch: final state = initial state")
+def no_tokens(p: Problem) -> dict[str, Any]:
+    return make(replace(p, lengths=None, T=0, state=torch.float32))
+
+
+@family("large_values", probes="values and a state of RMS 1e4, beside which a constant would not show")
+def large_values(p: Problem) -> dict[str, Any]:
+    kwargs = make(replace(p, regime="weak", state=p.state or torch.float32))
+    size = 100.0 if p.dtype == torch.float16 else 1e4  # what fp16 holds, sums included
+    return {**kwargs, "v": kwargs["v"] * size, "initial_state": kwargs["initial_state"] * size}
+
+
+@family("learned_gate", probes="biases and rates of both signs, softplus activations up to 200, beta logits up to 12")
+def learned_gate(p: Problem) -> dict[str, Any]:
+    kwargs, rng = make(replace(p, gate="softplus", regime="mixed")), _rng(p)
+    gate, g = kwargs["gate"], kwargs["g"].float().cpu()
+    A_log = torch.empty(p.HV).uniform_(-7.0, 0.0, generator=rng)
+    A_log[0] = 2.0
+    bias = torch.empty(p.HV, p.K).uniform_(-6.0, 3.0, generator=rng) if p.dt_bias else None
+    far = torch.rand(g.shape, generator=rng) < 0.03
+    g = torch.where(far, torch.empty_like(g).uniform_(30.0, 200.0, generator=rng), g)
+    learned = replace(gate, A_log=A_log.to(p.device), dt_bias=None if bias is None else bias.to(p.device))
+    return {**kwargs, "gate": learned, "g": g.to(kwargs["g"].dtype).to(p.device), "beta": 4 * kwargs["beta"]}

@@ -84,7 +84,7 @@ WRONG = {
     "dtype": ([".to(x.dtype)", ""], "fail", "outputs", "y: wanted dtype torch.bfloat16, got torch.float32"),
     "shape": (["* w.float())", "* w.float())[:, 1:]"], "fail", "outputs", "wanted shape (9, 32), got (9, 31)"),
     "writes": (["    return", "    x.zero_()\n    return"], "fail", "inputs", "inputs: changed: x"),
-    "its input": (["wide = x.float()", "return {'y': x}"], "fail", "aliasing", "in the memory of inputs (y in that of x)"),
+    "its input": (["wide = x.float()", "return {'y': x}"], "fail", "aliasing", "of inputs (y in that of x)"),
     "two": (["return {", "return {'z': x, "], "fail", "outputs", "it also returned z"),
 }  # fmt: skip
 

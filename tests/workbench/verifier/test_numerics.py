@@ -9,7 +9,7 @@ import pytest
 
 from kda2.testing import FAMILIES
 from kda2.workbench.verifier import Subject, questions, stages
-from kda2.workbench.verifier.questions import AGAIN
+from kda2.workbench.verifier.questions import AGAIN, OTHER_DTYPES
 from kda2.workbench.verifier.words import reasons
 
 FIRST = "    (B, T, H, K), (HV, V) = q.shape, v.shape[2:]\n"
@@ -20,7 +20,7 @@ QUICK = ("random", "reset_log", "repeated_keys", "one_token", "ragged", "all_emp
 def test_a_right_kernel_in_plain_torch_passes(shared: Any, plain: str) -> None:
     verdict = shared.numerics(shared.file(plain), *QUICK)
     assert (verdict.stage, verdict.outcome) == ("L3", "pass")
-    assert list(verdict.evidence["families"]) == ["random", *AGAIN, *QUICK[1:]]
+    assert list(verdict.evidence["families"]) == ["random", *AGAIN, *QUICK[1:], *OTHER_DTYPES]
     assert 0 < verdict.evidence["families"]["random"]["quantities"]["o"]["relative_l2"] < 6e-3
 
 
@@ -195,7 +195,7 @@ def test_prepare_runs_once_for_each_set_of_shapes(shared: Any, plain: str) -> No
         f"{plain}\n\ndef prepare(q, **inputs):\n    with open({str(log)!r}, 'a') as f:\n        f.write('p')\n"
     )
     assert shared.numerics(path, "random", "no_decay", "one_token").outcome == "pass"
-    assert log.read_text() == "pp"
+    assert log.read_text() == "pp" + "pp"  # two shapes, and two more dtypes
 
 
 def test_a_helper_beside_the_file_is_found(shared: Any, plain: str, changed: Callable[..., str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kda2.workbench.verifier import Subject
-from kda2.workbench.verifier.questions import AGAIN, probes_of
+from kda2.workbench.verifier.questions import AGAIN, OTHER_DTYPES, probes_of
 from kda2.workbench.verifier.words import reasons
 
 TEXT = (Path(__file__).parent / "kernels" / "step.py").read_text()
@@ -27,7 +27,7 @@ def test_a_right_step_passes_every_probe(shared: Any, changed: Callable[..., str
     assert probes[-2:] == ("state_pool", "padded_rows") and "weak_gate" in probes
     verdict = judged(shared, changed(TEXT, *pairs), *probes)
     assert verdict.outcome == "pass", reasons(verdict)
-    assert list(verdict.evidence["families"]) == ["random", *AGAIN, *probes[1:]]
+    assert list(verdict.evidence["families"]) == ["random", *AGAIN, *probes[1:], *OTHER_DTYPES]
     assert list(verdict.evidence["families"]["padded_rows"]["quantities"]) == ["o", "state"]
 
 

@@ -68,12 +68,13 @@ FAMILIES = (
     "random", "saturated_gate", "no_decay", "weak_gate", "random_depth_gate", "deep_gate", "reset_log",
     "reset_softplus", "open_gate", "repeated_keys", "near_collinear_keys", "repeated_keys_neg_eigval",
     "unnormalised_keys", "tiny_rows", "one_token", "chunk_edges", "ragged", "all_empty", "nan_neighbour", "options",
-    "bare", "packed_bare", "large_state",
+    "bare", "packed_bare", "large_state", "grouped", "many_sequences", "long", "plain_packed", "no_tokens",
+    "large_values", "learned_gate",
 )  # fmt: skip
 # Those whose first token is a probe of its own.
 STEP_FAMILIES = (
     "random", "saturated_gate", "no_decay", "weak_gate", "random_depth_gate", "deep_gate", "reset_log",
-    "reset_softplus", "open_gate", "unnormalised_keys", "tiny_rows", "large_state",
+    "reset_softplus", "open_gate", "unnormalised_keys", "tiny_rows", "large_state", "large_values", "learned_gate",
 )  # fmt: skip
 
 

@@ -33,16 +33,21 @@ class Interview:
         self.child, self.subject, self.on, self.counted = child, subject, on, counted
         self._left = diagnosed
 
-    def ask(self, probes: Sequence[str]) -> Iterator[tuple[str, Result]]:
-        """(probe, result) of each; a file that is right is asked the first again, with other contents in its tensors.
-        Raises what `Child.ask` raises."""
+    def ask(self, probes: Sequence[str], then: Sequence[str] = ()) -> Iterator[tuple[str, Result]]:
+        """(probe, result) of each, and of `then` if all were right; a file that is right is asked the first again, with
+        other contents in its tensors. Raises what `Child.ask` raises."""
+        right = True
         for i, name in enumerate(probes):
             yield name, (result := self._result(name, None))
+            right = right and bool(result["ok"])
             if _CUDA_ERROR in result.get("says", ""):
                 return  # nothing runs on this device any more: what follows would say no more of the kernel
             if i == 0 and self.subject.impl == FILE and result["ok"] and not self.counted:
                 for other in again(self.on, self.subject, probes):
-                    yield other, self._result(other, name)
+                    yield other, (result := self._result(other, name))
+                    right = right and bool(result["ok"])
+        for name in then if right else ():
+            yield name, self._result(name, None)
 
     def _result(self, name: str, like: str | None) -> Result:
         try:

@@ -31,12 +31,14 @@ from kda2.testing.verify import INPUTS, Trial, Verdict, call_trial, judge_step, 
 from kda2.workbench.capture import Capture
 from kda2.workbench.profiler.problems import DTYPES
 from kda2.workbench.verifier.conditions import CAPTURE, Conditions
-from kda2.workbench.verifier.subject import IMPORTED, Subject
+from kda2.workbench.verifier.subject import FILE, IMPORTED, Subject
 
 # Asked after the first probe, in its tensors: other contents, and the first ones with one block of tokens changed.
 OTHER, BLOCK = "other contents", "one block changed"
 AGAIN = (OTHER, BLOCK)
 RANDOM = "random"
+# A file's other dtypes: what it does not serve it may refuse there, and be right all the same.
+OTHER_DTYPES = {f"{RANDOM} in {dtype}": dtype for dtype in ("fp16", "fp32")}
 # Probes of a step beside the families: a pool of states with slots in no order, one slot that means padding.
 POOL, PADDED = "state_pool", "padded_rows"
 TENSORS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
@@ -285,10 +287,18 @@ def _posed(on: Conditions, subject: Subject, probe: str, like: str | None) -> Qu
         return imported_question(on, probe)
     base, other = like or probe, probe == OTHER
     changed = replace(on, seed=on.seed + 1) if other else on
+    if probe in OTHER_DTYPES:
+        base, changed = RANDOM, replace(on, sizes={**on.sizes, "dtype": OTHER_DTYPES[probe]})
     if subject.stage is not None:
         return StageQuestion(base, subject.stage, problem_of(changed))
     question = _step(changed, base) if subject.op == "kda_step" else _call(changed, base, other)
     return _with_other_block(question, on.seed) if probe == BLOCK else question
+
+
+def other_dtypes(on: Conditions, subject: Subject) -> tuple[str, ...]:
+    """The probes of a whole operator's file in dtypes beside bf16, where that is what its probes are in."""
+    whole = subject.impl == FILE and subject.op != IMPORTED and subject.stage is None
+    return tuple(OTHER_DTYPES) if whole and RANDOM in on.families and on.sizes.get("dtype", "bf16") == "bf16" else ()
 
 
 def timed_question(on: Conditions, subject: Subject) -> Timed:

@@ -17,7 +17,14 @@ from kda2.workbench.verifier.conditions import Conditions
 from kda2.workbench.verifier.foreign import BROKEN, CHANGED, NEEDS_GPU, REFUSED, Changed, source_of
 from kda2.workbench.verifier.numerics import CHEATS, MOST_DIAGNOSED, Interview
 from kda2.workbench.verifier.process import Child, Children, Ended, elapsed
-from kda2.workbench.verifier.questions import AGAIN, argument_names, first_probe, pose
+from kda2.workbench.verifier.questions import (
+    AGAIN,
+    OTHER_DTYPES,
+    argument_names,
+    first_probe,
+    other_dtypes,
+    pose,
+)
 from kda2.workbench.verifier.subject import FILE, Subject
 
 Heard = Callable[[str], None]
@@ -74,8 +81,15 @@ def numerics(
     def interview(mine: Child) -> Interview:
         return Interview(mine, subject, on, diagnosed)
 
-    results, ended = _answers(child, interview, probes, parts, heard)
+    def answered(name: str) -> None:
+        if name in probes:
+            heard(name)
+
+    then = other_dtypes(on, subject)
+    results, ended = _answers(child, interview, probes, then, parts, answered)
+    not_served = {name: results.pop(name)["says"] for name in OTHER_DTYPES if _is_refused(results.get(name))}
     evidence: dict[str, Any] = {"families": results, "seed": on.seed, "on": _where(on, interpreted)}
+    evidence |= {"not_served": not_served} if not_served else {}
     if ended is not None:
         gate = "protocol" if ended[1] == "garbled" else "process"
         return _failed(stage, evidence | {"ended": ended[0], "gate": gate}, start)
@@ -86,7 +100,12 @@ def numerics(
 
 
 def _answers(
-    child: Callable[[], Child], interview: Callable[[Child], Interview], probes: Sequence[str], parts: int, heard: Heard
+    child: Callable[[], Child],
+    interview: Callable[[Child], Interview],
+    probes: Sequence[str],
+    then: Sequence[str],
+    parts: int,
+    heard: Heard,
 ) -> tuple[dict[str, Any], tuple[str, str] | None]:
     """The answers by probe, and how a child ended if one did, in words and by kind. One child gets all probes at once;
     of several, each takes the next one when it is done with the last."""
@@ -102,7 +121,7 @@ def _answers(
                 for some in shares:  # a list's iterator, which threads may share
                     if ended:
                         return
-                    for name, result in asking.ask(some):
+                    for name, result in asking.ask(some, then):
                         results[name] = result
                         if name in some:
                             heard(name)
@@ -113,7 +132,7 @@ def _answers(
     with ThreadPoolExecutor(parts) as pool:
         for future in [pool.submit(work) for _ in range(parts)]:
             future.result()
-    order = [name for probe in probes for name in (probe, *(AGAIN if probe == probes[0] else ()))]
+    order = [name for probe in probes for name in (probe, *(AGAIN if probe == probes[0] else ()))] + list(then)
     return {name: results[name] for name in order if name in results}, ended[0] if ended else None
 
 
@@ -127,6 +146,10 @@ def _compiled_only(subject: Subject, on: Conditions) -> str | None:
         return policy.without_interpreter(source_of(Path(subject.file), subject.sha256))
     except Changed:  # its process says so
         return None
+
+
+def _is_refused(result: Mapping[str, Any] | None) -> bool:
+    return result is not None and result.get("ended") == REFUSED
 
 
 def _outcome(results: Mapping[str, Mapping[str, Any]], probes: tuple[str, ...]) -> str:
