@@ -59,6 +59,9 @@ def test_what_the_source_says_is_held_against_it(source: str, name: str, seen: s
         "def run(q, *, v, **rest):\n    pass\n",
         TAKES.replace("q, ", "").replace("):", ", q, block=64):"),
         "def run(x):\n    pass\n" + TAKES,  # the later one counts
+        "from my_kernel import run\n",
+        "from functools import partial\nfrom my_kernel import kda\nrun = partial(kda, block=64)\n",
+        "import sys\nif sys.maxsize:\n    def run(**inputs):\n        pass\n",
         '"""kda2.testing judges this file, kda2.workbench runs it."""\n' + TAKES,
         "from .testing import oracle\nimport kda2_testing, kda2\n" + TAKES + "    kda2.kda(q, impl='torch')\n",
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -78,6 +79,18 @@ def test_a_module_that_was_replaced(seal: Seal, monkeypatch: pytest.MonkeyPatch)
 def test_a_function_that_is_gone(seal: Seal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(memory, "fenced_memory")
     assert {x.partition(".__code__")[0] for x in seal.broken()} == {"kda2.memory.fenced_memory"}
+
+
+def test_torch_compile_is_no_tampering(seal: Seal) -> None:
+    importlib.import_module("torch._dynamo")
+    assert seal.broken() == []
+
+
+def test_settings_that_a_file_chooses_on_import_are_its_own(seal: Seal) -> None:
+    torch.set_float32_matmul_precision("high")
+    assert seal.broken() == ["torch's matmul precision"]
+    seal.settle()
+    assert seal.broken() == []
 
 
 def test_other_code_in_the_same_function(seal: Seal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,7 @@ NO_ANSWER = {
     "extra": (["return {", 'return {"q": q, '], "it also returned q"),
     "numpy": (["o.to(v.dtype)", "o.numpy()"], "as tensors; o is a ndarray"),
     "meta": (["o.to(v.dtype)", 'o.to("meta")'], "o is on the meta device, sparse or nested"),
+    "lazy": ([RETURNS, f"o = o.to(v.dtype)\n    o.detach = lambda: o\n    {RETURNS}"], "o.detach is not torch's own"),
     "sparse": (["o.to(v.dtype)", "o.to_sparse()"], "o is on the meta device, sparse or nested"),
     "raise": ([FIRST, f'{FIRST}    raise ValueError("no\\n good")\n'], "it raised ValueError: no good (kernel.py, "),
     "exit": ([FIRST, f"{FIRST}    raise SystemExit(3)\n"], "it raised SystemExit: 3 (kernel.py, line 13 in run)"),

@@ -114,8 +114,8 @@ def named_outputs(got: Any, names: tuple[str, ...]) -> dict[str, Tensor]:
         raise BadOutput(f"{wanted} as tensors; {', '.join(odd)}")
     if lazy := [f"{name} is {_kind(got[name])}" for name in names if type(got[name]) not in _PLAIN]:
         raise BadOutput(f"{wanted} as plain tensors, not of a class of their own; {', '.join(lazy)}")
-    if dressed := [name for name in names if vars(got[name])]:
-        raise BadOutput(f"{wanted} as plain tensors; attributes have been set on {', '.join(dressed)}")
+    if dressed := [f"{n}.{own}" for n in names for own in vars(got[n]) if hasattr(Tensor, own)]:
+        raise BadOutput(f"{wanted} as plain tensors; {', '.join(dressed)} is not torch's own")
     if bare := [name for name in names if got[name].is_meta or got[name].layout != torch.strided]:
         raise BadOutput(f"{wanted} as ordinary tensors; {', '.join(bare)} is on the meta device, sparse or nested")
     return {name: got[name] for name in names}
