@@ -121,6 +121,7 @@ def wait_for_lines(ledger: Path, count: int) -> None:
     raise AssertionError("the run wrote nothing")
 
 
+@pytest.mark.slow
 @without_gpu
 def test_killed_outright_the_ledger_is_valid_and_the_run_goes_on(inputs: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.jsonl"

@@ -12,7 +12,7 @@ from kda2.testing import Problem, make
 from kda2.workbench.audit.catalogue import FOLDER
 from kda2.workbench.verifier import Subject, questions
 from kda2.workbench.verifier.numerics import question_words
-from kda2.workbench.verifier.questions import AGAIN, BLOCK, OTHER
+from kda2.workbench.verifier.questions import AGAIN, BLOCK, OTHER, OTHER_DTYPES
 from kda2.workbench.verifier.words import reasons
 
 SIZES = {"T": 20, "B": 2, "H": 1, "HV": 2, "K": 16, "V": 12}
@@ -43,7 +43,7 @@ def test_an_answer_that_was_kept_is_refused(shared: Any, name: str, wrong: set[s
 def test_what_computes_each_time_passes(shared: Any, name: str) -> None:
     verdict = shared.numerics(Subject.of_file(FOLDER / f"{name}.py"), "random", "ragged", sizes=SIZES)
     assert verdict.outcome == "pass", reasons(verdict)
-    assert list(verdict.evidence["families"]) == ["random", *AGAIN, "ragged"]
+    assert list(verdict.evidence["families"]) == ["random", *AGAIN, "ragged", *OTHER_DTYPES]
 
 
 def test_a_wrong_answer_is_not_asked_again(shared: Any, plain: str, changed: Callable[..., str]) -> None:
@@ -54,7 +54,7 @@ def test_a_wrong_answer_is_not_asked_again(shared: Any, plain: str, changed: Cal
 def test_a_call_without_tokens_has_no_other_contents(shared: Any, plain: str) -> None:
     verdict = shared.numerics(shared.file(plain), "all_empty", "random")
     assert verdict.outcome == "pass", reasons(verdict)
-    assert list(verdict.evidence["families"]) == ["all_empty", "random"]
+    assert list(verdict.evidence["families"]) == ["all_empty", "random", *OTHER_DTYPES]
 
 
 @pytest.mark.parametrize("family", ["one_token", "ragged", "options", "packed_bare", "bare"])

@@ -58,7 +58,7 @@ def judge_code(task: Mapping[str, Any], wire: Wire) -> Iterator[dict[str, Any]]:
         given = wire.get(torch.device(task["device"]))
         return {name: given[name] for name in arguments}
 
-    for found in builder.judge(subject, task["arch"], capture, arguments, inputs):
+    for found in builder.judge(subject, task["arch"], capture, inputs, arguments):
         yield {"phase": found} if isinstance(found, str) else {"verdict": found.model_dump(mode="json")}
 
 
@@ -69,10 +69,10 @@ class Builder:
         self._built: dict[str, dict[str, Any]] = {}
 
     def judge(
-        self, subject: Subject, arch: int, capture: Capture | None, arguments: tuple[str, ...], inputs: Inputs
+        self, subject: Subject, arch: int, capture: Capture | None, inputs: Inputs, arguments: tuple[str, ...] = ()
     ) -> Iterator[Verdict | str]:
         """The verdicts in order, and before what may not come back the name of it: `IMPORTED`, `RECORDED`, `COMPILED`.
-        `arguments` names what a file's `run` is called with, `inputs` makes it."""
+        `inputs` makes what a file's `run` is called with, `arguments` names it."""
         if subject.impl == FILE:
             yield from self._file(subject, arch, arguments, inputs)
             return
