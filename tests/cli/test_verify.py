@@ -184,7 +184,9 @@ def test_arguments_of_another_operator_are_refused_before_anything_runs(here: Pa
     (here / "plain.py").write_text((KERNELS / "plain.py").read_text())
     told = json.loads(invoked("plain.py", *STEP, "--families", "^random$", "--json").stdout)
     assert told["verdicts"]["L0"] == "fail" and told["verdict"] == "refused"
-    assert told["reasons"]["L0"][0].startswith("arguments: run does not take state, state_indices, pad_slot")
+    assert told["reasons"]["L0"][0].startswith(
+        "arguments: run asks for cu_seqlens, initial_state and does not take state, state_indices, pad_slot"
+    )
 
 
 SWIGLU = OpSpec(

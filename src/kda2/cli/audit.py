@@ -81,6 +81,8 @@ def _expression(text: str) -> None:
         re.compile(text)
     except re.error as e:
         raise InvalidValue("--only", "a regular expression", repr(text), str(e)) from e
+    if not any(re.search(text, name) for name in engine.names()):
+        raise InvalidValue("--only", "an expression that finds a mutant, a cheat or a faithful kernel", repr(text))
 
 
 def _journal(where: Path, options: Options) -> Journal:

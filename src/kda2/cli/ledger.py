@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,10 @@ import typer
 from rich.markup import escape
 
 from kda2.cli.common import FAILED, Json, command, out
+from kda2.errors import InvalidValue
 from kda2.workbench import ledger
 from kda2.workbench.gist import gist
+from kda2.workbench.records import LedgerLine
 from kda2.workbench.report import write_report
 
 app = typer.Typer(no_args_is_help=True, help="The hash-chained record of what was tried.")
@@ -48,8 +51,12 @@ def _is_unfinished(file: Path) -> bool:
     lines = list(ledger.read(file))
     if not lines or lines[0].kind != "run":
         return False
-    end = "choice" if "rounds" in lines[0].payload else "audited" if "seeds" in lines[0].payload else "judged"
+    end = "choice" if "rounds" in lines[0].payload else "audited" if _is_audit(lines) else "judged"
     return all(line.kind != end for line in lines)
+
+
+def _is_audit(lines: Sequence[LedgerLine]) -> bool:
+    return bool(lines) and "seeds" in lines[0].payload
 
 
 @app.command()
@@ -60,6 +67,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Make the report of a ledger, finished or not."""
+    if _is_audit(list(ledger.read(file))):
+        raise InvalidValue("FILE", "the ledger of a run, a verification or a growth", f"{file}, of an audit",
+                           "kda2 ledger log shows it")  # fmt: skip
     write_report(file, target)
     if as_json:
         print(json.dumps({"report": str(target)}))

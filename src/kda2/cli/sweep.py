@@ -91,7 +91,9 @@ def _tell(name: str, found: Swept, repeats: int, seed: int) -> None:
         tell(f"and {', '.join(str(t.shape) for t in rest)}")
     if found.smallest is not None:
         tell(f"the smallest that fails is {found.smallest.shape}: {found.smallest.says}")
-        tell(f"the fault comes with {found.comes_with}")
+        if 2 * len(found.failing) > len(found.tried):
+            tell("most shapes fail, so that it may be no fault of a shape: kda2 verify says what is wrong")
+        tell(f"beside the smallest, the fault comes with {found.comes_with}")
     if differ := found.nondeterministic:
         worst = max(differ, key=lambda t: t.spread)
         tell(

@@ -248,7 +248,8 @@ def _comes_with(shape: Shape, fails: Callable[[Shape], bool]) -> str:
         needs.append("packed sequences (right without)")
     if not needs:
         return f"any shape: the smallest, {shape}, and its neighbours fail alike"
-    return f"{', '.join(needs)}{'; ' + ', '.join(free) + ' do not matter' if free else ''}"
+    rest = f"; {', '.join(free)} {'does' if len(free) == 1 else 'do'} not matter" if free else ""
+    return f"{', '.join(needs)}{rest}"
 
 
 def _neighbours(shape: Shape, name: str) -> list[Shape]:

@@ -35,7 +35,7 @@ def failed(source: str) -> dict[str, str]:
         ("run = 1\n", "run", "it defines no function"),
         (TAKES.replace("lower_bound, ", "").replace("q, ", ""), "arguments", "run does not take q, lower_bound"),
         (TAKES.replace("q, ", "q, block, "), "arguments", "run asks for block"),
-        (TAKES.replace("q, ", "q, /, "), "arguments", "run does not take q"),
+        (TAKES.replace("q, ", "q, /, "), "arguments", "run asks for q and does not take q"),
         ("from kda2.testing import oracle\n" + TAKES, "policy", "it imports kda2.testing.oracle"),
         ("import kda2.ops.kda.reference as r\n" + TAKES, "policy", "it imports kda2.ops.kda.reference"),
         ("from kda2.ops.kda import reference\n" + TAKES, "policy", "it imports kda2.ops.kda.reference"),

@@ -86,7 +86,10 @@ def test_wrong_names_of_inputs_are_refused_before_anything_runs(shared: Any, cha
     path = shared.file(changed(kernel("solve"), "def run(A, beta,", "def run(a, beta,"))
     found = shared.code(path, stage="solve")
     assert found["L0"].outcome == "fail"
-    assert reasons(found["L0"]) == ["arguments: run does not take A, wants every input by name; add **inputs to run"]
+    assert reasons(found["L0"]) == [
+        "arguments: run asks for a and does not take A, wants arguments among A, beta, Kd, v; rename them; another "
+        "operator is --spec, one stage only is --stage"
+    ]
 
 
 def test_a_stage_is_built_on_inputs_of_its_own(shared: Any) -> None:

@@ -361,6 +361,13 @@ def _lent(children: Children, idle: Idle) -> Iterator[Child]:
         idle.put(child)
 
 
+def names() -> list[str]:
+    """Every name of the catalogue, whatever it needs."""
+    own = [_shown(i.name, op) for op in ("kda", "kda_step") for i in registered(op)]
+    files = [faithful.name for faithful in FAITHFUL] + [cheat.name for cheat in CHEATS]
+    return [*own, *files, *MUTANTS, *(_shown(name, "kda_step") for name in STEP_MUTANTS)]
+
+
 def survivors(rows: Sequence[Row]) -> list[Row]:
     """What passed and should not have, and what should have and did not."""
     return [row for row in rows if not row.ok]

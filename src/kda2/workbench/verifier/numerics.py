@@ -102,7 +102,8 @@ class Interview:
         """What is wrong in words, of the first probes that fail."""
         if again:
             worst = next(c for c in verdict.comparisons if not c.ok)
-            return {"says": f"asked again with {question_words(question.name)}, it is wrong: {worst.explain()}"}
+            asked = f"asked again with {question_words(question.name)}, it is wrong, as if it kept earlier answers"
+            return {"says": f"{asked}: {worst.explain()}"}
         self._left -= 1
         if self._left < 0:
             return {}

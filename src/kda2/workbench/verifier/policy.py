@@ -87,11 +87,12 @@ def _takes(run: ast.FunctionDef, names: Sequence[str]) -> Check:
     optional = {x.arg for x, _ in zip(reversed(a.args), a.defaults, strict=False)}
     optional |= {x.arg for x, default in zip(a.kwonlyargs, a.kw_defaults, strict=True) if default is not None}
     unknown = sorted(mine - optional - set(names)) + [x.arg for x in a.posonlyargs]
+    if unknown:
+        fix = "rename them; another operator is --spec, one stage only is --stage"
+        lacks = f" and does not take {', '.join(missing)}" if missing else ""
+        return Check(False, f"run asks for {', '.join(unknown)}{lacks}", f"arguments among {', '.join(names)}", fix)
     if missing:
         return Check(False, f"run does not take {', '.join(missing)}", "every input by name", "add **inputs to run")
-    if unknown:
-        fix = "rename them, or say --stage if it computes one stage only"
-        return Check(False, f"run asks for {', '.join(unknown)}", f"arguments among {', '.join(names)}", fix)
     return Check(True, "run takes the inputs")
 
 
