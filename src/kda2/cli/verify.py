@@ -15,9 +15,11 @@ from rich.markup import escape
 from kda2 import device
 from kda2.cli.common import FAILED, Json, chosen_of, command, out
 from kda2.cli.run import styled
+from kda2.cli.sizes import sizes_of as named_sizes
 from kda2.dispatch import registered
 from kda2.errors import InvalidValue
 from kda2.testing import Problem, make
+from kda2.testing.limits import NAMES
 from kda2.testing.stages import STAGES as KDA_STAGES
 from kda2.workbench import candidates as kernels
 from kda2.workbench.capture import Capture
@@ -118,7 +120,9 @@ def _wanted(candidate: Candidate, spec: str, gpu: bool, text: str | None) -> dic
         known = contract(spec)
         return {**sizes_of(known), **_axes(text, axes_of(known))}
     usual = served_sizes(candidate.impl, GPU_SIZES if gpu else FILE_SIZES)
-    wanted = {**usual, **_sizes(text)}
+    named = named_sizes(text, group=2)
+    dtype = {"dtype": NAMES[named["dtype"]]} if "dtype" in named else {}  # the ledger holds plain data
+    wanted = {**usual, **named, **dtype}
     if served_sizes(candidate.impl, wanted) != wanted:
         raise InvalidValue("--problem", f"K and V that {candidate.name} serves", f"K={wanted['K']},V={wanted['V']}")
     if candidate.op == "kda_step":
@@ -148,24 +152,6 @@ def _candidate(what: str, stage: str | None, op: str) -> Candidate:
     if stage is not None:
         raise InvalidValue("--stage", "given with a file", repr(what), "the library's stages are tested as a whole")
     return Candidate(name=what, op=op, impl=what, writer=kernels.WRITER, source=environment.source_hash("kda", what))
-
-
-def _sizes(text: str | None) -> dict[str, Any]:
-    """The sizes that the user names."""
-    found: dict[str, Any] = {}
-    for name, value in assignments(text or "").items():
-        if name == "dtype" and value in DTYPES:
-            found["dtype"] = value
-        elif name in ("T", "B", "H", "HV", "K", "V") and value.isdecimal() and int(value) > 0:
-            found[name] = int(value)
-        else:
-            wanted = f"T, B, H, HV, K or V with a number above 0, or dtype with one of {', '.join(DTYPES)}"
-            raise InvalidValue("--problem", wanted, f"{name}={value}")
-    if "H" in found and "HV" not in found:
-        found["HV"] = 2 * found["H"]
-    if found.get("HV", 1) % found.get("H", 1):
-        raise InvalidValue("--problem", "HV a multiple of H", text or "")
-    return found
 
 
 def _capture(inputs: Path | None, folder: Path, sizes: Mapping[str, Any] | None) -> str | None:
