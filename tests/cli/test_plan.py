@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from kda2.cli.plan import plan
-from kda2.workbench.records import BlockPlan
+from kda2.workbench.blockplan import BlockPlan
 
 app = typer.Typer()
 app.command()(plan)

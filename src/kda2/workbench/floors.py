@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kda2.workbench.blockplan import BlockPlan, PlannedBlock
 from kda2.workbench.capture import Capture
 from kda2.workbench.parts import PARTS, part_for
 from kda2.workbench.planner import Problem, plan
-from kda2.workbench.records import BlockPlan, PlannedBlock
 
 # The stages of the library's staged kernels, as the plan's blocks have them.
 KERNEL_STAGES: Mapping[str, tuple[str, ...]] = {

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from kda2.workbench import predict
+from kda2.workbench.blockplan import BlockPlan
 from kda2.workbench.candidates import TRITON
 from kda2.workbench.capture import Capture
 from kda2.workbench.floors import kernel_floors, plan_of
 from kda2.workbench.journal import Journal
-from kda2.workbench.records import BlockPlan, shown_correct
+from kda2.workbench.records import shown_correct
 from kda2.workbench.rounds import Gap
 
 

@@ -13,8 +13,8 @@ import pytest
 import kda2
 from kda2.ops.kda.spec import FAMILIES
 from kda2.testing import STAGES
+from kda2.workbench.blockplan import BlockPlan
 from kda2.workbench.planner import Problem, figures, plan, render_html, render_text, unit_tests, write_book
-from kda2.workbench.records import BlockPlan
 
 PLAN = plan("kda", "sm_90", Problem())
 

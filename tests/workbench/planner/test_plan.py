@@ -8,10 +8,11 @@ import torch
 import kda2
 from kda2 import device
 from kda2.ops.kda.spec import KDA, bytes_moved, flops
+from kda2.workbench.blockplan import BlockPlan, PlannedBlock
 from kda2.workbench.planner import Problem, plan
 from kda2.workbench.planner.amounts import human
 from kda2.workbench.profiler import bench, problems
-from kda2.workbench.records import BadRecord, BlockPlan, PlannedBlock
+from kda2.workbench.records import BadRecord
 
 
 def made(text: str = "", target: str = "sm_90", sms: int | None = None, gpu: str | None = None) -> BlockPlan:

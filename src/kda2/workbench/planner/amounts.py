@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kda2.workbench.blockplan import Count, Floor
 from kda2.workbench.parts import Rate
-from kda2.workbench.records import Count, Floor
 
 _PREFIXES = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 

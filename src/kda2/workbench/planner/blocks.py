@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from kda2.ops.kda.spec import ITEM_BYTES, KDA
 from kda2.testing.stages import STAGES
+from kda2.workbench.blockplan import PlannedTensor
 from kda2.workbench.planner.amounts import Amount, product
 from kda2.workbench.planner.problem import Problem
-from kda2.workbench.records import PlannedTensor
 
 Tensors = dict[str, tuple[PlannedTensor, Amount]]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kda2.errors import InvalidValue
 from kda2.workbench import extras
+from kda2.workbench.blockplan import BlockPlan
 from kda2.workbench.planner.figures import figures_html
 from kda2.workbench.planner.text import grid_words, part_words, problem_words, render_text, title_of, unit_test_words
 from kda2.workbench.planner.unit_tests import unit_tests
-from kda2.workbench.records import BlockPlan
 
 
 def render_html(plan: BlockPlan) -> str:

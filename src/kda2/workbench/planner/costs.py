@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kda2.workbench.blockplan import Count, Floor
 from kda2.workbench.parts import Part, Rate
 from kda2.workbench.planner.amounts import ZERO, Amount, floor, human, per_second, product, total
 from kda2.workbench.planner.blocks import Block, Tensors
 from kda2.workbench.planner.problem import Problem
 from kda2.workbench.planner.tiles import grid_of, state_rows
-from kda2.workbench.records import Count, Floor
 
 # fp32 operands go through the matrix units as three products of tf32 terms, each at half the rate of bf16.
 FP32_PRODUCT = 6

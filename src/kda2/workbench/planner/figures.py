@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kda2.workbench import extras
+from kda2.workbench.blockplan import BlockPlan, PlannedBlock, PlannedTensor
 from kda2.workbench.planner.amounts import human
-from kda2.workbench.records import BlockPlan, PlannedBlock, PlannedTensor
 from kda2.workbench.report.charts import ACCENT, GRID, INK, MUTED, PALE, plain, styled
 
 _PURPOSE = "the plan's figures"

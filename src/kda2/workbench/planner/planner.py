@@ -8,6 +8,7 @@ from typing import Any
 from kda2.errors import InvalidValue
 from kda2.ops.kda.spec import KDA, bytes_moved, flops
 from kda2.testing.stages import CHUNKS, STAGES
+from kda2.workbench.blockplan import BlockPlan, ChunkChoice, Floor, PlannedBlock, PlannedTensor, PlanTotals
 from kda2.workbench.parts import Part, part_for
 from kda2.workbench.planner.amounts import Amount, human, per_second, product
 from kda2.workbench.planner.amounts import floor as floor_at
@@ -15,7 +16,6 @@ from kda2.workbench.planner.blocks import BLOCKS, Block, Tensors, tensors_of, un
 from kda2.workbench.planner.costs import RULES, binding, cost_of, floors_of
 from kda2.workbench.planner.problem import Problem
 from kda2.workbench.planner.tiles import grid_of, tile_of
-from kda2.workbench.records import BlockPlan, ChunkChoice, Floor, PlannedBlock, PlannedTensor, PlanTotals
 
 
 def plan(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
+from kda2.workbench.blockplan import BlockPlan, PlannedBlock, PlannedTensor
 from kda2.workbench.planner.amounts import human
-from kda2.workbench.records import BlockPlan, PlannedBlock, PlannedTensor
 
 WIDTH = 120
 _AXES = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kda2.ops.kda.spec import ITEM_BYTES
+from kda2.workbench.blockplan import Grid, Tile
 from kda2.workbench.inspector.occupancy import occupancy
 from kda2.workbench.parts import Part
 from kda2.workbench.planner.amounts import Amount, product
 from kda2.workbench.planner.problem import Problem
-from kda2.workbench.records import Grid, Tile
 
 _WARPS = (4, 8, 16)
 _MOST_REGISTERS = 255

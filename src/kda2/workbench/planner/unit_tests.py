@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kda2.ops.kda.spec import KDA
 from kda2.testing.stages import STAGES
+from kda2.workbench.blockplan import BlockPlan
 from kda2.workbench.planner.problem import Problem
-from kda2.workbench.records import BlockPlan
 
 # The oracles run on the CPU too, token by token in fp64.
 _MOST_CHANNELS, _MOST_TOKENS = 32, 64

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kda2.workbench.records import STAGES, BlockPlan, PlannedBlock
+from kda2.workbench.blockplan import BlockPlan, PlannedBlock
+from kda2.workbench.records import STAGES
 from kda2.workbench.report.story import Row, Story
 from kda2.workbench.rounds import GO_ON, STOP_RULES
 from kda2.workbench.verifier.words import reasons

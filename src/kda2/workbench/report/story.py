@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from kda2.workbench import predict
+from kda2.workbench.blockplan import BlockPlan
 from kda2.workbench.growth import Growth
-from kda2.workbench.records import STAGES, BlockPlan, LedgerLine, Verdict
+from kda2.workbench.records import STAGES, LedgerLine, Verdict
 
 MEASURED, PREDICTED = "measured", "predicted"
 _TRITON = "triton"
