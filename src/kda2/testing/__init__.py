@@ -20,7 +20,7 @@ from kda2.testing.compare import Comparison, compare, error, rms
 from kda2.testing.diagnosis import diagnose
 from kda2.testing.families import FAMILIES, Family, family
 from kda2.testing.inputs import Problem, as_step, make, make_step, offsets
-from kda2.testing.mutants import MUTANTS, Mutant
+from kda2.testing.mutants import MUTANTS, STEP_MUTANTS, Mutant, StepMutant
 from kda2.testing.oracle import checked, checked_step, oracle, same_roundings, upcast
 from kda2.testing.stage_verify import verify_stage
 from kda2.testing.stages import STAGES, Stage, replaced, stage_inputs
@@ -39,8 +39,8 @@ _SUITES = {
 }
 
 __all__ = [
-    "FAMILIES", "FULL", "MUTANTS", "QUICK", "STAGES", "Comparison", "Family", "Guarded", "KdaConformance",
-    "KdaStepConformance", "Mutant", "Problem", "Sizes", "Stage", "Verdict",
+    "FAMILIES", "FULL", "MUTANTS", "QUICK", "STAGES", "STEP_MUTANTS", "Comparison", "Family", "Guarded",
+    "KdaConformance", "KdaStepConformance", "Mutant", "Problem", "Sizes", "Stage", "StepMutant", "Verdict",
     "as_step", "checked", "checked_step", "compare", "diagnose", "error", "family", "fenced_memory", "fingerprint",
     "guarded", "judge", "judge_step", "make", "make_step", "offsets", "oracle", "poison", "poisoned_memory", "replaced",
     "rms", "same_roundings", "stage_inputs", "upcast", "verify", "verify_call", "verify_stage",

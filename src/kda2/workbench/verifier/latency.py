@@ -20,7 +20,7 @@ from kda2 import device
 from kda2.workbench.profiler.timing import Clock, burst, clock_of
 from kda2.workbench.verifier.foreign import ended
 from kda2.workbench.verifier.guards import Seal, Watch, unhooked
-from kda2.workbench.verifier.runner import alias, arrive_late, copied
+from kda2.workbench.verifier.runner import UNDO, alias, arrive_late, copied
 from kda2.workbench.verifier.subject import FILE, Bound, Subject, bound
 from kda2.workbench.verifier.wire import Wire
 
@@ -163,7 +163,7 @@ class Stand:
         """{"shifts": by subject those of the calls that were kept, "gates": what was seen}."""
         gates = {}
         if broken := list(self.broken | dict.fromkeys(self.seal.broken())):
-            gates["tamper"] = f"it changed {', '.join(broken[:4])}, which a judge or a clock may rest on"
+            gates["tamper"] = f"it changed {', '.join(broken[:4])}, {UNDO}"
         if asked := self.watch.seen():
             gates["imports"] = f"it read {', '.join(asked[:4])} while it ran"
         yield {"shifts": {name: [shifts for shifts, _ in kept] for name, kept in self._checked.items()}, "gates": gates}
